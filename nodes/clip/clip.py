@@ -90,14 +90,22 @@ class RemoteTextEncoder:
         """Return the bytes of weights that all workers on a device of this process hold when the weights are loaded."""
         return self.devices.count(device_name(device)) * self.weight_bytes
 
-    def encode(self, tokens: Any, options: Sequence[Mapping[str, Any]], adapters: AdapterSet, working: int) -> Any:
-        """Return the result of ComfyUI's `encode_token_weights` in the workers.
+    def encode(
+        self,
+        tokens: Any,
+        options: Sequence[Mapping[str, Any]],
+        adapters: AdapterSet,
+        working: int,
+        writing: dict[str, Any] | None = None,
+    ) -> Any:
+        """Return the result of ComfyUI's `encode_token_weights`, or the tokens of its `generate`, in the workers.
 
         Args:
             tokens: the tokens, as ComfyUI's tokenizer makes them.
             options: the options that ComfyUI has set.
             adapters: the adapters to apply to the weights.
             working: bytes that a worker needs besides the weights.
+            writing: the arguments of `generate` besides the tokens; None to encode.
 
         Raises:
             Refused: the tokens hold an object that cannot be sent.
@@ -112,7 +120,7 @@ class RemoteTextEncoder:
         free_devices(self.backend, self.spec, self.devices, self.weight_bytes + working)
         try:
             answer = self.backend.encode_text(
-                self.spec, self.requested_plan, packed_options, tensors, caller(), adapters, working
+                self.spec, self.requested_plan, packed_options, tensors, caller(), adapters, working, writing
             )
         except Cancelled:
             raise interruption() from None
@@ -160,9 +168,10 @@ class ParallelCLIP(comfy.sd.CLIP):  # type: ignore[misc]
         with progress().run("Encoding the prompt"):
             return super().encode_from_tokens_scheduled(*args, **kwargs)
 
-    def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse nodes that let the text encoder write text."""
-        raise CLIP.refusal("Writing text")
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tokens of a text that the encoder writes, as ComfyUI does."""
+        with progress().run("Writing text"):
+            return super().generate(*args, **kwargs)
 
     def load_sd(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse code that loads other weights."""
@@ -270,6 +279,7 @@ class _RemoteCalls:
             "reset_clip_options": reset_clip_options,
             "set_clip_options": set_clip_options,
             "encode_token_weights": self._encode,
+            **({"generate": self._write} if hasattr(module, "generate") else {}),
         }
         for name, value in replaced.items():
             setattr(module, name, value)
@@ -281,9 +291,15 @@ class _RemoteCalls:
         self._working = int(self._estimate(tokens, device=patcher.load_device)) if self._estimate else 0
 
     def _encode(self, tokens: Any) -> Any:
+        return self._run(tokens, None)
+
+    def _write(self, tokens: Any, **writing: Any) -> Any:
+        return self._run(tokens, writing)
+
+    def _run(self, tokens: Any, writing: dict[str, Any] | None) -> Any:
         if self._patcher is None:
             raise CLIP.refusal("Encoding without loading the text encoder")
-        return self._remote.encode(tokens, self._options, self._patcher.adapters(), self._working)
+        return self._remote.encode(tokens, self._options, self._patcher.adapters(), self._working, writing)
 
 
 def _refuse_call(module: nn.Module, _: Any) -> NoReturn:

@@ -256,11 +256,12 @@ class Backend:
         caller: RequestContext,
         adapters: AdapterSet = NONE,
         working_bytes: int = 0,
+        writing: dict[str, bool | int | float | None] | None = None,
     ) -> RequestReply:
-        """Encode a prompt, given as the tensors and the options of an EncodeTextRequest. Raises as `sample` does."""
+        """Encode a prompt, given as the tensors and the fields of an EncodeTextRequest. Raises as `sample` does."""
         with self._lock:
             plan = self._in_rows(requested_plan)
-            message = EncodeTextRequest(self._number(), encoder, plan, options, adapters.id, working_bytes)
+            message = EncodeTextRequest(self._number(), encoder, plan, options, adapters.id, working_bytes, writing)
             return self._request(PendingRequest(message, tensors, adapters, caller))
 
     def _in_rows(self, requested_plan: ParallelPlan) -> ResolvedPlan:

@@ -137,15 +137,16 @@ TOKENS = "tokens"
 
 
 class EncodeTextRequest(Message, frozen=True):
-    """Encode a prompt on all ranks.
+    """Encode a prompt, or write text after it, on all ranks.
 
     Tensors: `tokens`, which are packed (`models/comfyui/features/recipe.py`), and by number the tensors in tokens and options.
-    The reply's `value` is the result of ComfyUI's `encode_token_weights`.
+    The reply's `value` is the result of ComfyUI's `encode_token_weights`, or the tokens that its `generate` returns.
 
     Attributes:
         options: the packed list of the options that ComfyUI has set since its last reset.
         adapters: id of the adapters to apply to the weights; empty for none.
         working_bytes: estimate of the memory that a rank needs besides the weights.
+        writing: the arguments of ComfyUI's `generate` besides the prompt; None to encode the prompt.
     """
 
     request: int
@@ -154,6 +155,7 @@ class EncodeTextRequest(Message, frozen=True):
     options: Any
     adapters: str = ""
     working_bytes: int = 0
+    writing: dict[str, bool | int | float | None] | None = None
 
 
 class MeasureMachineRequest(Message, frozen=True):

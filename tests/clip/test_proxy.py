@@ -60,7 +60,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "Saving the text encoder": lambda clip: clip.state_dict_for_saving(),
     "Reading the weights": lambda clip: clip.get_sd(),
     "Merging text encoders": lambda clip: clip.get_key_patches(),
-    "Writing text": lambda clip: clip.generate({}),
     "Loading other weights": lambda clip: clip.load_sd({}),
     "Applying LoRA hooks": lambda clip: clip.patcher.add_hook_patches(None, {}),
     "Injecting bypass_lora": lambda clip: clip.patcher.set_injections("bypass_lora", []),

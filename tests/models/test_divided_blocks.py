@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.divided_blocks import BlockFailed, DividedBlocks, outermost_lists, owners
+from parallel_backend.models.comfyui.shared_decisions import SharedDecisions
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 
@@ -32,22 +35,94 @@ LLM = {
 T5 = {"num_layers": 4, "d_model": 64, "d_ff": 96, "num_heads": 4, "d_kv": 16, "vocab_size": 200}
 
 
-def _encoders() -> Mapping[str, tuple[Callable[..., Any], str, Mapping[str, int]]]:
-    """Return ComfyUI's classes of text encoders, with the names of their parts and the sizes to make them in."""
+@dataclass(frozen=True)
+class Small:
+    """A small text encoder.
+
+    Attributes:
+        make: ComfyUI's class.
+        part: the name of its tokens and of its sizes.
+        sizes: the sizes that differ from the class's own.
+        picture: its prompts may have pictures.
+        writes: it can write text.
+    """
+
+    make: Callable[..., Any]
+    part: str
+    sizes: Mapping[str, Any]
+    picture: bool = False
+    writes: bool = False
+
+
+VISION = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "depth": 4, "deepstack_visual_indexes": [1, 2]}
+QWEN35 = LLM | {
+    "head_dim": 64,
+    "mrope_section": [3, 3, 2],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+GEMMA4 = LLM | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16}
+GPT_OSS = LLM | {
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_vision() -> Iterator[None]:
+    """Make ComfyUI's vision encoders small."""
+    comfy_on_path()
+    from comfy.text_encoders import gemma4, qwen3vl, qwen35
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in qwen3vl.QWEN3VL_VISION:
+            patch.setitem(qwen3vl.QWEN3VL_VISION, name, VISION)
+        patch.setitem(qwen3vl.QWEN3VL_VISION_COMMON, "num_heads", VISION["num_heads"])
+        patch.setitem(qwen35.QWEN35_MODELS["qwen35_2b"], "vision", VISION)
+        small = {
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+        }
+        patch.setattr(gemma4.Gemma4_E2B_Config, "vision_config", gemma4.GEMMA4_VISION_CONFIG | small)
+        heard = {
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "output_proj_dims": 48,
+        }
+        patch.setattr(gemma4.Gemma4_E2B_Config, "audio_config", gemma4.GEMMA4_AUDIO_CONFIG | heard)
+        yield
+
+
+def _encoders() -> Mapping[str, Small]:
+    """Return ComfyUI's classes of text encoders, with sizes to make them in."""
     comfy_on_path()
     import comfy.sd1_clip
-    from comfy.text_encoders import flux, lumina2, sa_t5, wan, z_image
+    from comfy.text_encoders import flux, gemma4, gpt_oss, lumina2, minimax, qwen3vl, qwen35, sa_t5, wan, z_image
 
     clip = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     return MappingProxyType(
         {
-            "CLIP": (comfy.sd1_clip.SD1ClipModel, "clip_l", clip),
-            "T5": (sa_t5.SAT5Model, "t5base", T5),
-            "UMT5": (wan.te(), "umt5xxl", T5),
-            "Qwen3": (z_image.te(), "qwen3_4b", LLM | {"vocab_size": 151936}),
-            "Gemma 2": (lumina2.te(), "gemma2_2b", LLM),
-            "Gemma 3": (lumina2.te(model_type="gemma3_4b"), "gemma3_4b", LLM),
-            "Mistral": (flux.flux2_te(), "mistral3_24b", LLM | {"num_hidden_layers": 31}),
+            "CLIP": Small(comfy.sd1_clip.SD1ClipModel, "clip_l", clip),
+            "T5": Small(sa_t5.SAT5Model, "t5base", T5),
+            "UMT5": Small(wan.te(), "umt5xxl", T5),
+            "Qwen3": Small(z_image.te(), "qwen3_4b", LLM | {"vocab_size": 151936}),
+            "Gemma 2": Small(lumina2.te(), "gemma2_2b", LLM),
+            "Gemma 3": Small(lumina2.te(model_type="gemma3_4b"), "gemma3_4b", LLM),
+            "Mistral": Small(flux.flux2_te(), "mistral3_24b", LLM | {"num_hidden_layers": 31}),
+            "Gemma 4": Small(gemma4.gemma4_te(model_class=gemma4.Gemma4_E2B), "gemma4", GEMMA4, writes=True),
+            "Qwen3-VL": Small(qwen3vl.te(model_type="qwen3vl_8b"), "qwen3vl_8b", LLM, picture=True, writes=True),
+            "Qwen3.5": Small(qwen35.te(model_type="qwen35_2b"), "qwen35_2b", QWEN35, picture=True, writes=True),
+            "MiniMax-H3": Small(minimax.te(), "qwen3vl_32b", LLM, picture=True),
+            "GPT-OSS": Small(gpt_oss.lens_te(), "gpt_oss", GPT_OSS),
         }
     )
 
@@ -62,7 +137,11 @@ def divided(module: nn.Module, on_block: Callable[[], None] = lambda: None) -> M
 
 @torch.no_grad()
 def filled(module: nn.Module) -> nn.Module:
-    """Return a module with random parameters."""
+    """Return a module with random parameters, also those that ComfyUI's layers get only from a file."""
+    for part in module.modules():
+        if getattr(part, "weight", None) is None and hasattr(part, "in_features"):
+            shape = getattr(part, "_orig_shape", (part.out_features, part.in_features))
+            part.load_state_dict({"weight": torch.empty(shape)}, strict=False)
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -70,21 +149,55 @@ def filled(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("name", ["CLIP", "T5", "UMT5", "Qwen3", "Gemma 2", "Gemma 3", "Mistral"])
+def made(small: Small) -> Any:
+    """Return a text encoder with random weights."""
+    options = {
+        f"{small.part}_model_config": small.sizes,
+        "gpt_oss_config": small.sizes,
+        "selected_layers": (0, 2),
+        "txt_offset": 4,
+    }
+    return filled(small.make(device=CPU, dtype=torch.float32, model_options=options))
+
+
+def tokens_of(small: Small) -> dict[str, list[list[tuple[Any, float]]]]:
+    """Return a prompt's tokens, with a picture if the encoder takes one."""
+    tokens: list[tuple[Any, float]] = [(token, 1.0 + 0.1 * (token % 3) * (not small.picture)) for token in range(3, 80)]
+    if small.picture:
+        pixels = torch.rand(1, 64, 96, 3, generator=torch.Generator().manual_seed(1))
+        tokens.insert(5, ({"type": "image", "data": pixels, "original_type": "image"}, 1.0))
+    return {{"clip_l": "l"}.get(small.part, small.part): [tokens]}
+
+
+ENCODING = (
+    "CLIP",
+    "T5",
+    "UMT5",
+    "Qwen3",
+    "Gemma 2",
+    "Gemma 3",
+    "Mistral",
+    "Qwen3-VL",
+    "Qwen3.5",
+    "MiniMax-H3",
+    "GPT-OSS",
+)
+
+
+@pytest.mark.parametrize("name", ENCODING)
 @torch.no_grad()
 def test_comfyuis_text_encoders_give_the_same_bits_on_every_rank(name: str) -> None:
-    make, part, sizes = _encoders()[name]
-    encoder: Any = filled(make(device=CPU, dtype=torch.float32, model_options={f"{part}_model_config": sizes}))
-    key = {"clip_l": "l"}.get(part, part)
-    tokens = {key: [[(token, 1.0 + 0.1 * (token % 3)) for token in range(3, 80)]]}
+    small = _encoders()[name]
+    encoder = made(small)
 
-    def encoded() -> tuple[Tensor, ...]:
+    def encoded() -> list[Tensor]:
         encoder.reset_clip_options()
         encoder.set_clip_options({"execution_device": CPU})
-        out = encoder.encode_token_weights(tokens)
-        return tuple(value for value in out[:2] if value is not None)
+        return [
+            leaf for leaf in tree_leaves(encoder.encode_token_weights(tokens_of(small))) if isinstance(leaf, Tensor)
+        ]
 
-    def on_rank(_: int) -> tuple[tuple[Tensor, ...], int, int]:
+    def on_rank(_: int) -> tuple[list[Tensor], int, int]:
         before = sum(parameter.numel() for parameter in encoder.parameters())
         divided(encoder)
         return encoded(), before, sum(parameter.numel() for parameter in encoder.parameters())
@@ -97,6 +210,67 @@ def test_comfyuis_text_encoders_give_the_same_bits_on_every_rank(name: str) -> N
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, expected, strict=True))
         assert before - after >= blocks // 2
     assert sum(before - after for _, before, after in results) == (RANKS - 1) * blocks
+
+
+WRITTEN = 8
+"""Number of tokens that an encoder writes."""
+
+
+def written(encoder: Any, small: Small) -> list[int]:
+    """Return the tokens that an encoder draws after a prompt."""
+    encoder.reset_clip_options()
+    encoder.set_clip_options({"layer": None})
+    encoder.set_clip_options({"execution_device": CPU})
+    found: list[int] = encoder.generate(
+        tokens_of(small), do_sample=True, max_length=WRITTEN, temperature=1.0, top_k=40, top_p=0.95, min_p=0.0,
+        repetition_penalty=1.1, seed=5, presence_penalty=0.0,
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("name", ["Gemma 4", "Qwen3-VL", "Qwen3.5"])
+@torch.no_grad()
+def test_every_rank_writes_the_same_text_and_caches_stay_with_their_blocks(name: str) -> None:
+    small = _encoders()[name]
+    encoder = made(small)
+    expected = written(encoder, small)
+    assert len(set(expected)) > WRITTEN // 2
+
+    def on_rank(_: int) -> tuple[list[int], int]:
+        meter = Meter()
+        axis = Communicator("text", dist.group.WORLD, CPU, False, meter)
+        blocks = DividedBlocks(encoder, axis, axis, lambda: None)
+        with blocks.decisions:
+            return written(encoder, small), sum(meter.sent.values())
+
+    results = run_ranks(RANKS, on_rank)
+    assert all(tokens == expected for tokens, _ in results)
+    layers, width = small.sizes["num_hidden_layers"], small.sizes["hidden_size"]
+    hidden = 4 * (RANKS - 1) * layers * width * (2 * 77 + WRITTEN)  # the prompt with a picture's tokens, and each token
+    if name != "Gemma 4":  # whose blocks pass keys and values to later blocks
+        assert sum(sent for _, sent in results) < 5 * hidden
+
+
+class Deciding(nn.Module):
+    """A module that computes until a number is large enough, from numbers that differ between ranks."""
+
+    def forward(self, number: Tensor) -> tuple[int, int]:
+        rounds = 0
+        while number.item() < 3:
+            number, rounds = number + 1, rounds + 1
+        return rounds, int(torch.multinomial(torch.full((50,), 0.02), 1))
+
+
+def test_ranks_that_would_decide_differently_follow_the_first() -> None:
+    def on_rank(rank: int) -> tuple[int, int]:
+        torch.manual_seed(rank)
+        axis = Communicator("text", dist.group.WORLD, CPU, False, Meter())
+        with SharedDecisions(axis, axis):
+            decided: tuple[int, int] = Deciding()(torch.tensor(float(rank)))
+        return decided
+
+    torch.manual_seed(0)
+    assert run_ranks(RANKS, on_rank) == [Deciding()(torch.tensor(0.0))] * RANKS
 
 
 class Block(nn.Module):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ...comm.communicator import Communicator
 from ...errors import Refused
 from ...layout import parts_by_size
+from .shared_decisions import SharedDecisions, broadcast
 
 
 class BlockFailed(RuntimeError):
@@ -30,6 +31,13 @@ class _SentTensor(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...]
     dtype: str
     on_host: bool
+
+
+class _KeptTensor(msgspec.Struct, frozen=True, tag=True):
+    """A tensor of the block's state, which stays with the owner."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class _SameArgument(msgspec.Struct, frozen=True, tag=True):
@@ -57,7 +65,11 @@ class _ResultEntries(msgspec.Struct, frozen=True, tag=True):
     entries: dict[str, _Result]
 
 
-_Result = _SentTensor | _SameArgument | _PlainValue | _ResultItems | _ResultEntries
+_Result = _SentTensor | _KeptTensor | _SameArgument | _PlainValue | _ResultItems | _ResultEntries
+
+
+STATE = "past_key_value"
+"""Keyword of a block's state, which holds the keys and values of earlier tokens. The block's second result is its next state."""
 
 
 class _BlockReply(msgspec.Struct, frozen=True):
@@ -119,6 +131,7 @@ class DividedBlocks:
         self._axis = axis
         self._host = host
         self.on_block = on_block
+        self.decisions = SharedDecisions(axis, host)
         for path, blocks in outermost_lists(module):
             for number, (block, owner) in enumerate(zip(blocks, owners([*blocks], axis.size), strict=True)):
                 run = functools.partial(self._run, f"{path}.{number}", block.forward, owner)
@@ -129,12 +142,22 @@ class DividedBlocks:
     def _run(self, name: str, forward: Callable[..., Any], owner: int, *args: Any, **kwargs: Any) -> Any:
         """Return a block's results. A collective of all ranks.
 
+        The tensors of a block's next state are on the meta device, except on the owner.
+
         Raises:
             BlockFailed: the block has raised an error on its rank.
         """
-        self.on_block()
         if self._axis.size == 1:
+            self.on_block()
             return forward(*args, **kwargs)
+        with self.decisions.suspended():
+            return self._exchanged(name, forward, owner, args, kwargs)
+
+    def _exchanged(
+        self, name: str, forward: Callable[..., Any], owner: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a block on its own rank, and return its results on every rank. A collective of all ranks."""
+        self.on_block()
         arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if owner == self._axis.rank:
             return self._computed(name, forward, arguments, args, kwargs)
@@ -150,6 +173,7 @@ class DividedBlocks:
         self, name: str, forward: Callable[..., Any], arguments: Sequence[Tensor], args: Any, kwargs: Any
     ) -> Any:
         """Run a block on its own rank, and send its results. A collective of all ranks."""
+        state = {id(leaf) for leaf in tree_leaves(kwargs.get(STATE))}
         versions = [_version(argument) for argument in arguments]
         sent: list[Tensor] = []
         try:
@@ -157,10 +181,16 @@ class DividedBlocks:
             changed = [
                 number
                 for number, (argument, version) in enumerate(zip(arguments, versions, strict=True))
-                if _version(argument) != version
+                if _version(argument) != version and id(argument) not in state
             ]
             described = {number: _described(arguments[number], sent) for number in changed}
-            reply = _BlockReply("", _structure(name, result, arguments, sent), described)
+            if kwargs.get(STATE) is None or not isinstance(result, tuple):
+                structure = _structure(name, result, arguments, sent)
+            else:
+                first, following, *further = result
+                parts = [_structure(name, part, arguments, sent) for part in (first, *further)]
+                structure = _ResultItems([parts[0], _structure(name, following, (), None), *parts[1:]], is_tuple=True)
+            reply = _BlockReply("", structure, described)
         except (torch.OutOfMemoryError, OSError, dist.DistError):
             raise  # the workers end
         except Exception as error:
@@ -169,7 +199,7 @@ class DividedBlocks:
             raise BlockFailed(failure) from error
         self._broadcast_bytes(msgspec.msgpack.encode(reply), self._axis.rank)
         for tensor in sent:
-            _broadcast(self._axis, tensor.to(self._axis.device), self._axis.rank, tensor.numel(), tensor.dtype)
+            broadcast(self._axis, tensor.to(self._axis.device), self._axis.rank, tensor.numel(), tensor.dtype)
         return result
 
     def _rebuilt(self, result: _Result, arguments: Sequence[Tensor], owner: int) -> Any:
@@ -177,6 +207,8 @@ class DividedBlocks:
         match result:
             case _SentTensor():
                 return self._receive(result, owner)
+            case _KeptTensor():
+                return torch.empty(result.shape, dtype=getattr(torch, result.dtype), device="meta")
             case _SameArgument(number=number):
                 return arguments[number]
             case _PlainValue(value=value):
@@ -189,29 +221,15 @@ class DividedBlocks:
 
     def _receive(self, sent: _SentTensor, owner: int) -> Tensor:
         dtype = getattr(torch, sent.dtype)
-        flat = _broadcast(self._axis, None, owner, torch.Size(sent.shape).numel(), dtype)
+        flat = broadcast(self._axis, None, owner, torch.Size(sent.shape).numel(), dtype)
         return (flat.cpu() if sent.on_host else flat).view(sent.shape)
 
     def _broadcast_bytes(self, data: bytes | None, owner: int) -> bytes:
         """Return the owner's bytes on every rank. A collective."""
         length = None if data is None else torch.tensor([len(data)])
-        count = int(_broadcast(self._host, length, owner, 1, torch.int64))
+        count = int(broadcast(self._host, length, owner, 1, torch.int64))
         message = None if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return bytes(_broadcast(self._host, message, owner, count, torch.uint8).numpy())
-
-
-def _broadcast(axis: Communicator, tensor: Tensor | None, owner: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return the owner's tensor, flat, on every rank. A collective.
-
-    Args:
-        tensor: the tensor on the owner; None on the other ranks.
-        count: the number of its elements.
-    """
-    receive = [count if rank == owner else 0 for rank in range(axis.size)]
-    if tensor is None:
-        return axis.all_to_all(torch.empty(0, dtype=dtype, device=axis.device), [0] * axis.size, receive)
-    flat = tensor.reshape(-1)
-    return axis.all_to_all(flat.repeat(axis.size), [count] * axis.size, receive)
+        return bytes(broadcast(self._host, message, owner, count, torch.uint8).numpy())
 
 
 def remove_parameters(block: nn.Module) -> None:
@@ -232,14 +250,18 @@ def _described(tensor: Tensor, sent: list[Tensor]) -> _SentTensor:
     return _SentTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device.type == "cpu")
 
 
-def _structure(name: str, result: Any, arguments: Sequence[Tensor], sent: list[Tensor]) -> _Result:
+def _structure(name: str, result: Any, arguments: Sequence[Tensor], sent: list[Tensor] | None) -> _Result:
     """Return the structure of a block's results, and add the tensors to send to `sent`, in the order of receiving.
+
+    Without `sent`, all tensors stay with the owner.
 
     Raises:
         Refused: the results hold an object of another kind.
     """
     match result:
         case Tensor():
+            if sent is None:
+                return _KeptTensor(tuple(result.shape), str(result.dtype).removeprefix("torch."))
             number = next((number for number, argument in enumerate(arguments) if argument is result), None)
             return _described(result, sent) if number is None else _SameArgument(number)
         case None | bool() | int() | float() | str():

@@ -90,7 +90,7 @@ def text_encoder_of(spec: ModelSpec, device: torch.device) -> TextEncoder:
 
 
 def encode_text(rank: WorkerRank, message: EncodeTextRequest, tensors: Mapping[str, Tensor]) -> None:
-    """Encode a prompt with ComfyUI's own code on all ranks. The first rank replies. A collective."""
+    """Encode a prompt, or write text, with ComfyUI's own code on all ranks. The first rank replies. A collective."""
     first = rank.group.rank == 0
     watch = rank.watch(message.request, first)
     axis = rank.everyone("text", message.plan.transport)  # before weights take the memory that connections need
@@ -118,7 +118,8 @@ def encode_text(rank: WorkerRank, message: EncodeTextRequest, tensors: Mapping[s
         rank.status.enter("encoding the prompt")
         part.blocks.on_block = on_block
         part.adapt(rank.adapters.named(message.adapters), watch)
-        with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not count changes
+        # tensors of inference mode do not count changes
+        with torch.inference_mode(False), torch.no_grad(), part.blocks.decisions:
             result = _encoded(part.module, rank.device, message, tensors)
     except Cancelled:
         rank.cancelled(message, first)
@@ -132,10 +133,12 @@ def encode_text(rank: WorkerRank, message: EncodeTextRequest, tensors: Mapping[s
 
 
 def _encoded(encoder: Any, device: torch.device, message: EncodeTextRequest, tensors: Mapping[str, Tensor]) -> object:
-    """Return the result of ComfyUI's `encode_token_weights`: the conditioning, the pooled output and further entries."""
+    """Return the conditioning, the pooled output and further entries of ComfyUI's encoder, or the tokens that it writes."""
     tokens = unpacked(msgspec.msgpack.decode(tensors[TOKENS].numpy().tobytes()), tensors)
     encoder.reset_clip_options()
     for options in unpacked(message.options, tensors):
         encoder.set_clip_options(options)
     encoder.set_clip_options({"execution_device": device})
-    return encoder.encode_token_weights(tokens)
+    return (
+        encoder.encode_token_weights(tokens) if message.writing is None else encoder.generate(tokens, **message.writing)
+    )
