@@ -109,7 +109,7 @@ class ComfyAutoencoder:
                 self.module,
                 lambda **options: self._run("decode", latent, on_progress, **options),
                 lambda decoded: batches.add(_rows(decoded, latent.axis)),
-                latent.values.dim(),
+                latent.values.shape,
             )
         batches.flush()
 

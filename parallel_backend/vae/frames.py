@@ -44,24 +44,27 @@ SQUARE = 2
 """Side of a square of `ORDER`, in pixels."""
 
 SHAPE = "decode_output_shape"
-"""Attribute of the autoencoders that write pixels into a buffer passed to them, which are LTX-Video's."""
+"""Method of the autoencoders that write pixels into a buffer passed to them. It returns the shape of the pixels.
+
+LTX-Video's have it, and MiniMax-H3's from ComfyUI 0.33 on.
+"""
 
 Take = Callable[[Tensor], None]
 """A callback that receives frames in order, `[1, 3, frames, height, width]`, or a picture."""
 
 
-def decode(module: Any, run: Callable[..., Tensor | None], take: Take, dims: int) -> None:
+def decode(module: Any, run: Callable[..., Tensor | None], take: Take, shape: torch.Size) -> None:
     """Decode by `run` and pass the pixels to `take`: piece by piece where ComfyUI's code makes them so, else all at the end.
 
     Args:
         module: ComfyUI's autoencoder.
         run: calls the autoencoder's `decode`, with the given further arguments.
-        dims: number of dimensions of the latent.
+        shape: the shape of the latent, or of this rank's rows of it.
     """
     if hasattr(module, SHAPE):
-        run(output_buffer=Buffer(take))
+        run(output_buffer=Buffer(take, torch.Size(getattr(module, SHAPE)(shape))))
         return
-    layer = LAST_LAYERS.get(type(module.decoder).__module__) if dims == 5 else None
+    layer = LAST_LAYERS.get(type(module.decoder).__module__) if len(shape) == 5 else None
     if layer is None:
         whole = run()
         assert whole is not None
@@ -82,10 +85,16 @@ def decode(module: Any, run: Callable[..., Tensor | None], take: Take, dims: int
 
 
 class Buffer:
-    """An object in the place of the buffer into which a decoder writes its frames in order. It passes the frames on."""
+    """An object in the place of the buffer into which a decoder writes its frames in order. It passes the frames on.
 
-    def __init__(self, take: Take) -> None:
+    Args:
+        take: receives the frames.
+        shape: the shape of the buffer. A decoder that makes more frames than this leaves out the last ones.
+    """
+
+    def __init__(self, take: Take, shape: torch.Size) -> None:
         self._take = take
+        self.shape = shape
 
     def __getitem__(self, _: Any) -> Buffer:
         return self

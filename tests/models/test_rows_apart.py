@@ -21,8 +21,14 @@ from tests.support.tiny.models import draw
 
 ALONE = (
     "flux 2, zero-timestep reference",  # its guidance is for one row
-    "hunyuan video, masked text",  # the class makes a mask of a single row
-    "hunyuan video, first frame and reference",  # the same mask, into which it writes those of all rows
+    # the class makes a mask of a single row, into which it writes those of all rows
+    "hunyuan video, masked text",
+    "hunyuan video, first frame and reference",
+    "hunyuan video, first frame, masked text",
+    "hunyuan video 1.5, masked text and first frame",
+    "hunyuan image, masked text",
+    "hunyuan image, refiner, masked text",
+    "skyreels, masked text",
 )
 """Cases that ComfyUI's own class accepts with one row only."""
 
@@ -35,6 +41,10 @@ MEET: dict[str, dict[str, Tensor]] = {
     "ltx-2": {"denoise_mask": MASK[..., None].expand(2, 1, 3, 5, 4)},
     "ltx-2, reference sound": {"audio_denoise_mask": MASK.expand(2, 1, 9, 1)},
     FIRST_FRAME: {},
+    # these have noise masks of their own
+    "ltx-2, a timestep a frame": {},
+    "ltx-2, weighed guide": {},
+    "ltx-2.3, reference sound, a timestep a frame": {},
 }
 """Cases whose rows change one another, with the additional conditioning that does so."""
 
@@ -91,7 +101,8 @@ def declared(two: Case) -> str:
 
 
 QUICK = (FIRST_FRAME, "ltx-2.3")
-TWO = [name for name in SMALL if name not in ALONE and not name.startswith("minimax-h3")]
+OWN = [name for name, more in MEET.items() if not more and name != FIRST_FRAME]
+TWO = [name for name in SMALL if name not in (*ALONE, *OWN) and not name.startswith("minimax-h3")]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +116,7 @@ def test_rows_alone_equal_rows_of_the_batch(name: str) -> None:
     assert apart(two) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", MEET)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name in OWN)) for name in MEET])
 def test_rows_that_change_one_another_are_declared(name: str) -> None:
     two = two_of(small(name), **MEET[name])
     assert apart(two) > 10 * TOLERANCE

@@ -33,7 +33,7 @@ def expected(name: str, buffered: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("buffered", [False, True])
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=thorough) for ranks in (1, 3, 4))])
+@pytest.mark.parametrize("ranks", [1, 2, *(pytest.param(ranks, marks=thorough) for ranks in (3, 4))])
 def test_decodes_and_encodes_equal_comfyuis_bit_for_bit(ranks: int, buffered: bool) -> None:
     module = autoencoder(buffered)
 

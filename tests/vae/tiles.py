@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parallel_backend.vae.frames import SHAPE
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.vae import random_weights
 
@@ -30,24 +31,29 @@ def made() -> Any:
 
 @cache
 def autoencoder(buffered: bool = False) -> Any:
-    """Return the autoencoder with random weights; `buffered` is a stand-in for that of ComfyUI 0.33.
+    """Return the autoencoder with random weights; `buffered` is that of ComfyUI 0.33, or a stand-in for it in an older one.
 
-    The stand-in writes decoded pixels into a buffer in host memory, in fp32 and from 0 to 1.
+    It writes decoded pixels into a buffer, its own in host memory or the caller's, in fp32 and from 0 to 1.
     """
     module = made()
     module.load_state_dict(random_weights(module, seed=0), strict=False)
-    if not buffered:
-        return module
     kind = type(module)
+    if not buffered or hasattr(kind, SHAPE):
+        return module
 
-    def decode(self: Any, z: Tensor) -> Tensor:
+    def output_shape(_: Any, shape: torch.Size) -> tuple[int, ...]:
+        (frames,) = (frames for latent, frames in CLIPS.values() if latent == tuple(shape))
+        return (shape[0], 3, frames, *(16 * size for size in shape[3:]))
+
+    def decode(self: Any, z: Tensor, output_buffer: Any = None) -> Any:
         pixels = kind.decode(self, z)
-        buffer = torch.empty(pixels.shape, dtype=torch.float32, device="cpu")
-        for frame in range(pixels.shape[2]):
-            buffer[:, :, frame].copy_(pixels[:, :, frame] * 0.5 + 0.5)
+        buffer = torch.empty(pixels.shape, dtype=torch.float32) if output_buffer is None else output_buffer
+        for frame in range(buffer.shape[2]):
+            buffer[:, :, frame : frame + 1].copy_(pixels[:, :, frame : frame + 1] * 0.5 + 0.5)
         return buffer
 
-    module.__class__ = type("Buffered", (kind,), {"decode": decode, "__module__": kind.__module__})
+    methods = {"decode": decode, SHAPE: output_shape, "__module__": kind.__module__}
+    module.__class__ = type("Buffered", (kind,), methods)
     return module
 
 
