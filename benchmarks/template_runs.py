@@ -275,7 +275,14 @@ def _answer_for_the_workers(host: Host) -> None:
     reader = importlib.import_module(f"{PACK}.nodes.model.features.lora").AdapterReader
     controls = importlib.import_module(f"{PACK}.nodes.model.features.controlnet")
     plan = SimpleNamespace(
-        describe=lambda **_: "census", pipefusion=1, patches=1, cfg=1, world_size=2, attention="auto", exchange="exact"
+        describe=lambda **_: "census",
+        pipefusion=1,
+        uses_pipefusion=False,
+        patches=1,
+        cfg=1,
+        world_size=2,
+        attention="auto",
+        exchange="exact",
     )
 
     def sample(self: Any, tensors: Mapping[str, Tensor], *_: Any, **__: Any) -> Any:
