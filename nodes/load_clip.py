@@ -9,9 +9,11 @@ from comfy_api.latest import io
 
 import nodes as comfy_nodes  # type: ignore[import-not-found]
 
+from ..parallel_backend.errors import Refused
 from ..parallel_backend.plan import ParallelPlan
 from . import without_plan
 from .clip.clip import load_clip
+from .model.files import CHECKPOINTS
 from .parallel_plan import PlanType
 from .runtime import CATEGORY, backend
 
@@ -31,6 +33,25 @@ def types() -> list[str]:
     return list(kinds)
 
 
+def find(name: str) -> str | None:
+    """Return the path of a text encoder's file, or of a file of models/checkpoints if the name begins with that folder."""
+    path = folder_paths.get_full_path(FOLDER, name)
+    if path is None and name.startswith(f"{CHECKPOINTS}/"):
+        path = folder_paths.get_full_path(CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/"))
+    return None if path is None else str(path)
+
+
+def path_of(name: str) -> str:
+    """Return the path of a file as `find` does.
+
+    Raises:
+        Refused: the file is gone.
+    """
+    if (path := find(name)) is None:
+        raise Refused(f"{name} is not a file in models/{FOLDER} or models/{CHECKPOINTS}: download it, or pick another.")
+    return path
+
+
 class LoadParallelCLIP(io.ComfyNode):
     """A node that loads a text encoder. Worker processes hold the weights, one process per device."""
 
@@ -38,6 +59,7 @@ class LoadParallelCLIP(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Declare the inputs of ComfyUI's loaders of text encoders, and a plan."""
         files = folder_paths.get_filename_list(FOLDER)
+        full = [f"{CHECKPOINTS}/{name}" for name in folder_paths.get_filename_list(CHECKPOINTS)]
         return io.Schema(
             node_id="LoadParallelCLIP",
             display_name="Load Parallel CLIP",
@@ -57,11 +79,12 @@ class LoadParallelCLIP(io.ComfyNode):
                 *(
                     io.Combo.Input(
                         name,
-                        options=[NONE, *files],
+                        options=[NONE, *files, *full],
                         optional=True,
                         advanced=True,
                         default=NONE,
-                        tooltip="A further file, for the types that take several.",
+                        tooltip="A further file, for the types that take several. LTX-2 takes its own checkpoint, as in Load "
+                        "LTXV Audio Text Encoder.",
                     )
                     for name in FURTHER
                 ),
@@ -74,7 +97,7 @@ class LoadParallelCLIP(io.ComfyNode):
     def fingerprint_inputs(cls, clip_name: str, **more: object) -> str:
         """Return the files' times and sizes, so that ComfyUI loads a replaced file again."""
         names = [clip_name, *(str(more[name]) for name in FURTHER if more.get(name, NONE) != NONE)]
-        paths = [path for name in names if (path := folder_paths.get_full_path(FOLDER, name)) is not None]
+        paths = [path for name in names if (path := find(name)) is not None]
         return " ".join(f"{status.st_mtime_ns} {status.st_size}" for status in map(os.stat, paths))
 
     @classmethod
@@ -90,6 +113,6 @@ class LoadParallelCLIP(io.ComfyNode):
     ) -> io.NodeOutput:
         """Check the files and the plan, and return the CLIP. Start no worker yet."""
         further = [name for name in (clip_name2, clip_name3, clip_name4) if name != NONE]
-        paths = [folder_paths.get_full_path_or_raise(FOLDER, name) for name in (clip_name, *further)]
+        paths = [path_of(name) for name in (clip_name, *further)]
         plan = without_plan.plan_of(backend(), plan, devices)
         return io.NodeOutput(load_clip(backend(), paths, type, plan))

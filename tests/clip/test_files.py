@@ -12,11 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parallel_backend.diffusion import ModelSpec, TextEncoderFiles
+from parallel_backend.models.comfyui.text_encoder import read_text_encoder
 from parallel_backend.weights.adapters.merging import Keep
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ALONE
 from parallel_backend.worker.requests.text_encoding import TextEncoderPart
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.sparse_files import write_sparse
 from tests.support.tiny.text_encoders import save_text_encoder
 
 CPU = torch.device("cpu")
@@ -87,3 +91,21 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     assert differ == []
     computed = tensors["text_projection"].nbytes if change is projected else 0
     assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed
+
+
+def test_ltx_2_takes_its_projection_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Load LTXV Audio Text Encoder. Both files have the real sizes, without values."""
+    comfy_on_path()
+    from comfy.text_encoders import lt
+
+    monkeypatch.setattr(lt, "LTXAVGemmaTokenizer", lambda **_: None)  # its model is one of the file's tensors
+    with torch.device("meta"):
+        encoder = lt.ltxav_te(dtype_llama=torch.bfloat16, text_projection_type="single_linear")(dtype=torch.bfloat16)
+    gemma = write_sparse(tmp_path / "gemma_3_12B.safetensors", encoder.gemma3_12b.transformer.state_dict())
+    name = "text_embedding_projection.aggregate_embed.weight"
+    tensors = {name: encoder.text_embedding_projection.weight, "model.diffusion_model.proj.weight": torch.empty(2, 2)}
+    checkpoint = write_sparse(tmp_path / "ltx-2.safetensors", tensors)
+    found = read_text_encoder([read_header(gemma), read_header(checkpoint)], "ltxv", CPU, dynamic=False)
+    assert found.keys["text_embedding_projection.weight"] == Piece(f"1.{name}", 0, 3840, (3840 * 49,))
+    assert {piece.name.partition(".")[0] for piece in found.keys.values()} == {"0", "1"}
+    assert "1.model.diffusion_model.proj.weight" not in {piece.name for piece in found.keys.values()}

@@ -25,6 +25,9 @@ TYPES = {
 }
 """The type to load each text encoder with."""
 
+DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.05, "seed": 7}
+"""Settings by which Generate Text draws tokens."""
+
 PROMPT = "a (red:1.3) fox jumps over a lazy dog, oil on canvas"
 
 
@@ -136,11 +139,51 @@ def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer(server: ComfyUI
     assert torch.equal(theirs[0], theirs[4])
 
 
-def test_a_second_file_of_the_wrong_kind_is_refused(server: ComfyUI) -> None:
-    file = "clip-l.safetensors"
-    refused = node("LoadParallelCLIP", clip_name=file, clip_name2=file, type="flux")
+@pytest.mark.parametrize("second", ["clip-l.safetensors", "checkpoints/clip-l.safetensors"])
+def test_a_second_file_of_the_wrong_kind_is_refused(server: ComfyUI, second: str) -> None:
+    save_text_encoder(server.base_dir / "models" / "checkpoints" / "clip-l.safetensors", "clip-l")
+    refused = node("LoadParallelCLIP", clip_name="clip-l.safetensors", clip_name2=second, type="flux")
     message = str(server.queue({**encoding(refused)}, timeout=300).error)
-    assert "lacks the tensor" in message
+    assert "clip-l.safetensors, clip-l.safetensors lacks the tensor" in message
+
+
+def test_an_encoder_that_cannot_write_text_fails_as_in_comfyui_and_encodes_the_next_prompt(server: ComfyUI) -> None:
+    writing: Graph = {
+        "clip": clip_l(),
+        "text": node("TextGenerate", clip=["clip", 0], prompt="a fox", max_length=4, sampling_mode="off"),
+        "show": node("PreviewAny", source=["text", 0]),
+    }
+    theirs = str(server.queue(writing, timeout=300).error)
+    ours = str(server.queue(parallel(writing, 2), timeout=300).error)
+    assert "has no attribute 'generate'" in theirs
+    assert "has no attribute 'generate'" in ours
+    graph = encoding(clip_l(), "a prompt after a text")
+    assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
+
+
+@thorough  # models/test_divided_blocks.py has the class in small
+def test_an_encoder_with_vision_encodes_a_picture_and_writes_the_same_text(server: ComfyUI) -> None:
+    save(server, "qwen3.5-0.8b")
+    loader = node("CLIPLoader", clip_name="qwen3.5-0.8b.safetensors", type="stable_diffusion")
+    graph: Graph = {
+        "clip": loader,
+        "picture": node("EmptyImage", width=96, height=64, batch_size=1, color=0x3366AA),
+        "text": node(
+            "TextGenerate",
+            clip=["clip", 0],
+            prompt="a fox",
+            image=["picture", 0],
+            max_length=6,
+            sampling_mode="on",
+            **{f"sampling_mode.{name}": value for name, value in DRAWN.items()},
+        ),
+        "show": node("PreviewAny", source=["text", 0]),
+    }
+    ours, theirs = (
+        server.queue(each, timeout=800).check().outputs["show"]["text"] for each in (parallel(graph, 3), graph)
+    )
+    assert ours == theirs
+    assert any(ours)
 
 
 @pytest.mark.parametrize(
