@@ -43,7 +43,7 @@ FIELDS: dict[Key, list[str] | None] = {
         *("kind", "file", "width", "height", "plan", "length", "batch"),
         *("two_sided", "weight_dtype", "steps", "compute", "prompts"),
     ],
-    ("POST", "loaders"): ["kind", "file"],
+    ("POST", "loaders"): ["kind", "file", "second_file", "type", "devices"],
     ("POST", "sprites"): None,
     ("POST", "measure"): None,
     ("POST", "free"): None,
