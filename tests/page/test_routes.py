@@ -217,6 +217,7 @@ def test_no_bytes_of_a_body_cause_a_server_error(comfyui: ComfyUI, name: str, bo
         ("expectation", EXPECTED | {"prompts": ["/etc/passwd"]}, "'/etc/passwd' is outside of ComfyUI's folders"),
         ("expectation", EXPECTED | {"plan": {"preset": []}}, "Expected `str`, got `array`"),
         ("loaders", [LOADER | {"file": "a\0b"}], "'a\\x00b' has a NUL"),
+        ("loaders", [LOADER | {"second_file": "a\0b"}], "'a\\x00b' has a NUL"),
         ("loaders", b"{", "truncated"),
         ("loaders", [LOADER] * 1001, "Expected `array` of length <= 1000"),
         ("loaders", [0] * 200_000, "more than 200000 values"),

@@ -4,7 +4,8 @@ import { test } from "node:test";
 import { decide, goesBack, isAnothers, linkInTheWay, read, usesIn } from "../../web/swap/found.js";
 import { outcomeOf } from "../../web/swap/said.js";
 import { onAll, onOne } from "../../web/swap/swapped.js";
-import { ENGLISH } from "./languages.js";
+import { Words } from "../../web/words.js";
+import { ENGLISH, LANGUAGES } from "./languages.js";
 
 /** @import { Graph, GraphNode } from "../../web/comfyui" */
 /** @import { Workflow } from "../../web/swap/graph" */
@@ -390,6 +391,10 @@ test("the message says why a text encoder was swapped, and nothing of one that s
   assert.equal(message.summary, "1 text encoder on all GPUs");
   assert.deepEqual(message.detail.split("\n"), [`Load CLIP was swapped: ${said}`, "Ctrl+Z undoes it."]);
   assert.equal(message.life, undefined, "it stays until it is read");
+  const chinese = new Words(LANGUAGES, () => "zh");
+  assert.ok(
+    outcomeOf("all", [use], large, chinese).detail.includes("t5.st 在单个 GPU 上需要 52.35 GB（权重 51.50 GB）"),
+  );
   const small = decide(read([use], prompt, here), () => ({ swap: false }));
   assert.equal(small.places.size, 0);
   const model = { place: "/6", id: "6", node: node(6, "UNETLoader") };
