@@ -153,5 +153,5 @@ def _path_in(folder: str, name: str) -> str:
     """Return the path of a file in one of ComfyUI's model folders. Raise Refused if there is none."""
     path: str | None = folder_paths.get_full_path(folder, name)
     if path is None:
-        raise Refused(f"{name} is not a file in models/{folder}: download it, or pick another.")
+        raise Refused(f"{name} is no file in models/{folder}: download it, or pick another.")
     return path

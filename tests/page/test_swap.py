@@ -195,7 +195,7 @@ def test_loaders_that_cannot_change_stay_and_the_message_gives_the_reason(page: 
         "Load Diffusion Model was not swapped: is-not-there.safetensors is in none of ComfyUI's model folders",
         "Load Diffusion Model was not swapped: it is muted or bypassed.",
         "Load VAE was not swapped: it is muted or bypassed.",
-        "Load VAE was not swapped: taef1 is not a file in models/vae",
+        "Load VAE was not swapped: taef1 is no file in models/vae",
         "Load Checkpoint Image Only (img2vid model) was not swapped: there is no such loader for several GPUs.",
         "PackVae was not swapped: there is no such loader for several GPUs.",
     ):

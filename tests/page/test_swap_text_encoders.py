@@ -109,7 +109,7 @@ def test_a_large_text_encoder_that_the_workers_cannot_run_stays_with_the_reason(
     for file, why in (
         ("pickle.pt", r"pickle\.pt is a PyTorch pickle, which is not supported"),
         ("another.safetensors", r"another\.safetensors lacks the tensor clip_l\.\S+: choose a complete text encoder"),
-        ("nothing.safetensors", r"nothing\.safetensors is not a file in models/text_encoders: download it"),
+        ("nothing.safetensors", r"nothing\.safetensors is no file in models/text_encoders: download it"),
         (CLIP, r"Not enough memory for the text encoder: its workers on cuda:0 need 1\.\d\d GB .* cuda:0 has 900 MB:"),
     ):
         cards(*[(900_000_000, 900_000_000) if file == CLIP else SMALL] * 2)
