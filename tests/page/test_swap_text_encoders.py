@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,12 +13,13 @@ import pytest
 import requests
 import torch
 from playwright.sync_api import Page
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.template_graphs import read, template_files
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.page.browser import POLLING
+from tests.support.page.browser import POLLING, READY
 from tests.support.page.swapping import (
     FLUX,
     LOOSE,
@@ -25,6 +27,7 @@ from tests.support.page.swapping import (
     PROMPT,
     STATE,
     TRACKER,
+    WORKFLOWS,
     open_stock,
     swap,
     tab,
@@ -104,16 +107,18 @@ def test_a_text_encoder_is_swapped_only_if_no_gpu_holds_it(comfyui: ComfyUI, car
 
 def test_a_large_text_encoder_that_the_workers_cannot_run_stays_with_the_reason(comfyui: ComfyUI, cards: Put) -> None:
     folder = comfyui.base_dir / "models" / "text_encoders"
-    torch.save({"weight": torch.zeros(1 << 27)}, folder / "pickle.pt")
-    save_file({"img_in.weight": torch.zeros(1 << 14, 1 << 14, dtype=torch.uint8)}, folder / "another.safetensors")
-    for file, why in (
+    with (folder / "pickle.pt").open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.truncate(200_000_000)
+    write_sparse(folder / "another.safetensors", {"img_in.weight": torch.empty(10_000, 10_000, device="meta")})
+    for name, why in (
         ("pickle.pt", r"pickle\.pt is a PyTorch pickle, which is not supported"),
         ("another.safetensors", r"another\.safetensors lacks the tensor clip_l\.\S+: choose a complete text encoder"),
         ("nothing.safetensors", r"nothing\.safetensors is no file in models/text_encoders: download it"),
         (CLIP, r"Not enough memory for the text encoder: its workers on cuda:0 need 1\.\d\d GB .* cuda:0 has 900 MB:"),
     ):
-        cards(*[(900_000_000, 900_000_000) if file == CLIP else SMALL] * 2)
-        swapped, said = judged(comfyui, file=file)
+        cards(*[(900_000_000, 900_000_000) if name == CLIP else SMALL] * 2)
+        swapped, said = judged(comfyui, file=name)
         assert not swapped and re.match(why, said), said
     cards(LARGE, LARGE)
     assert judged(comfyui, file="pickle.pt") == (False, ""), "one GPU holds it"
@@ -137,7 +142,8 @@ def single(page: Page, device: str = "default") -> None:
 
 
 def kinds(prompt: Graph) -> set[str]:
-    return {each["class_type"] for each in prompt.values()}
+    """Return the node classes of a graph. A node that is not installed has none."""
+    return {each.get("class_type", "") for each in prompt.values()}
 
 
 def conditioning(comfyui: ComfyUI, prompt: Graph) -> Tensor:
@@ -273,3 +279,58 @@ def test_a_parallel_loader_of_text_encoders_goes_back_by_its_number_of_files(pag
         {"clip_name1": CLIP, "clip_name2": T5, "type": "flux", "device": "default"},
     ]
     assert "2 text encoders in this workflow" not in tab(page).inner_text()
+
+
+TOO_LARGE = """() => {
+    const fetch = app.api.fetchApi.bind(app.api);
+    app.api.fetchApi = async (path, options) => path !== "/parallel/loaders" ? fetch(path, options) : new Response(
+        JSON.stringify(JSON.parse(options.body).map(({ kind }) => ({ swap: kind === "DualCLIPLoader", why: "It is large." }))),
+    );
+}"""
+"""JavaScript that gives the page the server's answer about files that are not here: each pair of text encoders is too large."""
+
+
+def in_parallel(prompt: Graph) -> Graph:
+    """Return a copy of the graph with Load Parallel CLIP in place of each DualCLIPLoader, without titles."""
+    graph = {name: {key: each[key] for key in each if key != "_meta"} for name, each in copy.deepcopy(prompt).items()}
+    for each in graph.values():
+        if each.get("class_type") == "DualCLIPLoader":
+            inputs = each["inputs"]
+            files = {"clip_name": inputs["clip_name1"], "clip_name2": inputs["clip_name2"]}
+            each["class_type"] = "LoadParallelCLIP"
+            each["inputs"] = files | {"type": inputs["type"], "clip_name3": "none", "clip_name4": "none"}
+    return graph
+
+
+@thorough
+def test_every_template_with_two_text_encoders_is_swapped_and_back(page: Page) -> None:
+    """No link gets loose, no promoted field is lost, and what is saved opens as it was."""
+    graphs = {path.stem: read(path) for path in template_files()}
+    names = [name for name, graph in graphs.items() if any(each.kind == "DualCLIPLoader" for each in graph.values())]
+    assert len(names) > 20
+    page.evaluate(TOO_LARGE)
+    wrong = {}
+    for name in names:
+        open_stock(page, name)
+        page.evaluate(
+            f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE)
+        )  # loads the graph as Undo does
+        before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+        promoted, loose = page.evaluate(PROMOTED), page.evaluate(LOOSE)  # some templates have loose links of their own
+        text, swapped = swap(page, "Use all GPUs"), page.evaluate(PROMPT)
+        page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+        checks = {
+            "message": "was swapped: It is large." in text,
+            "queued": in_parallel(swapped) == in_parallel(prompt) and "DualCLIPLoader" not in kinds(swapped),
+            "saved": page.evaluate(PROMPT) == swapped,
+            "promoted": page.evaluate(PROMOTED) == promoted,
+            "loose": page.evaluate(LOOSE) == loose,
+        }
+        swap(page, "Back to one GPU")
+        checks["back"] = page.evaluate(STATE) == before
+        if failed := [what for what, held in checks.items() if not held]:
+            wrong[name] = failed
+        page.evaluate(f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})")
+    page.reload()
+    page.wait_for_function(READY, polling=POLLING)
+    assert wrong == {}
