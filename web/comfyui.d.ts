@@ -124,7 +124,7 @@ export interface GraphNode {
   type: string;
   title: string;
   graph: Graph | null;
-  inputs?: { name?: string; type: unknown }[];
+  inputs?: { name?: string; type: unknown; link?: number | null }[];
   /** Return the node that an input comes from; null also for an input from outside of a subgraph. */
   getInputNode?(slot: number): GraphNode | null;
   removeInput?(slot: number): void;

@@ -1,15 +1,21 @@
-"""Unload ComfyUI's own models from the devices that workers are about to use."""
+"""The memory of devices that workers use: what they may have of it, and ComfyUI's own models that leave it to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import comfy.model_management
+import msgspec
 import torch
 
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.host import Backend
+from ...parallel_backend.host.planning.devices import DeviceMemory, device_memory
+from ...parallel_backend.host.workers.remote import is_remote
+from ...parallel_backend.host.workers.status import GroupStatus
+from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.predict.profiles import CONTEXT_BYTES
+from ...parallel_backend.plan.resolve import planned_devices
 from .loaded_models import DeviceShare
 
 
@@ -19,6 +25,39 @@ def reclaimable_bytes(device: str) -> int:
         return 0
     loaded = [entry.model for entry in comfy.model_management.current_loaded_models if str(entry.device) == device]
     return sum(model.loaded_size() for model in loaded if model is not None and not hasattr(model, "remote"))
+
+
+def available_memory(groups: Sequence[GroupStatus]) -> list[DeviceMemory]:
+    """Return the memory of this machine's devices.
+
+    Memory that ComfyUI and the workers of these groups would free for a run counts as free.
+    """
+    return [_with_ours(memory, groups) for memory in device_memory()]
+
+
+def _with_ours(memory: DeviceMemory, groups: Sequence[GroupStatus]) -> DeviceMemory:
+    if memory.free is None:
+        return memory
+    ranks = [rank for group in groups for rank in group.ranks if rank.device == memory.device]
+    resident_bytes = sum(model.nbytes for rank in ranks for model in rank.held)
+    free = min(memory.total, memory.free + resident_bytes + reclaimable_bytes(memory.device))
+    return msgspec.structs.replace(memory, free=free)
+
+
+def devices_and_memory(backend: Backend, devices: str) -> tuple[tuple[str, ...], list[DeviceMemory]]:
+    """Return the workers' devices on this machine, and the memory that they may have of this machine's devices.
+
+    Args:
+        backend: the Backend of the workers.
+        devices: the devices as a plan names them. Devices of other machines have no entry in the result.
+
+    Raises:
+        Refused: a device does not exist.
+    """
+    if is_remote(devices):
+        return (), []
+    plan = backend.placed_on_devices(ParallelPlan(devices=devices))
+    return planned_devices(plan, torch.cuda.device_count()), available_memory(backend.status().groups)
 
 
 def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], worker_bytes: float) -> None:

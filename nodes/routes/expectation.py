@@ -5,7 +5,6 @@ No worker starts for the prediction. But the run is likely to come, so the fork 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -16,16 +15,14 @@ import torch
 from aiohttp import web
 
 from ...parallel_backend.errors import PlanRefused, Refused
-from ...parallel_backend.host.planning.devices import DeviceMemory, device_memory
 from ...parallel_backend.host.planning.planner import PlanRequest
 from ...parallel_backend.host.runs.expectation import expect, in_words, measured_before
-from ...parallel_backend.host.workers.status import GroupStatus
 from ...parallel_backend.plan import ParallelPlan, Workload
 from ...parallel_backend.plan.plan import AUTOMATIC, PRESETS, with_preset
 from ...parallel_backend.plan.predict.profiles import DenoiseJob
 from ..load_checkpoint import LoadParallelCheckpoint
 from ..load_model import LoadParallelCogVideoX, LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelPixArt
-from ..memory.devices import reclaimable_bytes
+from ..memory.devices import available_memory
 from ..model.build import load_model
 from ..model.conditioning_files import text_tokens
 from ..model.files import CHECKPOINTS, path_of
@@ -155,7 +152,7 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
         backend().placed_on_devices(requested_plan), torch.cuda.device_count(), remote.spec, shape, workload, job
     )
     groups = backend().status().groups
-    devices = [_with_ours(memory, groups) for memory in device_memory()]
+    devices = available_memory(groups)
     try:
         expected = expect(question, devices, measured_before)
     except PlanRefused:
@@ -178,13 +175,3 @@ def _latent(request: ExpectationRequest, form: Any) -> tuple[int, ...]:
     size = (-(-request.height // scale), -(-request.width // scale))
     frames = () if form.latent_dimensions < 3 else ((request.length - 1) // form.temporal_downscale_ratio + 1,)
     return (request.batch, form.latent_channels, *frames, *size)
-
-
-def _with_ours(memory: DeviceMemory, groups: Sequence[GroupStatus]) -> DeviceMemory:
-    """Count memory that ComfyUI and the workers would free for the run as free memory."""
-    if memory.free is None:
-        return memory
-    ranks = [rank for group in groups for rank in group.ranks if rank.device == memory.device]
-    resident_bytes = sum(model.nbytes for rank in ranks for model in rank.held)
-    free = min(memory.total, memory.free + resident_bytes + reclaimable_bytes(memory.device))
-    return msgspec.structs.replace(memory, free=free)

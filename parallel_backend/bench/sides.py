@@ -143,7 +143,7 @@ def sides(
 
 def _judge(client: Client) -> Ask:
     """Return a function that asks a ComfyUI's pack which loaders have to stay."""
-    return lambda loaders: list(client.ask("/parallel/loaders", loaders))
+    return lambda loaders: [judgement["why"] for judgement in client.ask("/parallel/loaders", loaders)]
 
 
 def file_of(record: Record, out: Path) -> Path:

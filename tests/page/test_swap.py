@@ -18,15 +18,24 @@ from tests.refusals.unsharded import save_zero123, zero123
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.vae import pixels, saved
 from tests.support.latents import relative_error
-from tests.support.page.browser import POLLING, READY, SET, dismiss, load, press
-from tests.support.page.swapping import PROMPT, STATE, TRACKER, WORKFLOWS, tab
+from tests.support.page.browser import POLLING, READY, SET
+from tests.support.page.swapping import (
+    FLUX,
+    LOOSE,
+    PROMOTED,
+    PROMPT,
+    STATE,
+    TRACKER,
+    WORKFLOWS,
+    open_stock,
+    said,
+    swap,
+    tab,
+)
 from tests.support.page.template_files import FOLDERS, put_files
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_flux
 from tests.vae.comfy_vaes import save_image_vae
-
-FLUX = "flux_dev_full_text_to_image"
-"""ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
 
 PARTS = 15
 """Number of parts of ComfyUI's list of templates, with fourteen templates each."""
@@ -43,18 +52,6 @@ SWAPPED = {
 
 UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
 
-PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
-    .filter(node => node.subgraph).map(node => [node.id, (node.widgets ?? []).map(w => [w.name, String(w.value)])])"""
-"""JavaScript for the fields that subgraphs promote from their inside."""
-
-LOOSE = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => [...graph.links.values()].filter(link => {
-    const target = graph.getNodeById(link.target_id), origin = graph.getNodeById(link.origin_id);
-    const arrives = link.target_id < 0 || target?.inputs[link.target_slot]?.link === link.id;
-    const leaves = link.origin_id < 0 || origin?.outputs[link.origin_slot]?.links?.includes(link.id);
-    return !arrives || !leaves;
-}).map(link => [link.origin_id, link.origin_slot, link.target_id, link.target_slot]))"""
-"""JavaScript for links whose ends do not list them."""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
@@ -63,31 +60,6 @@ def _files(comfyui: ComfyUI) -> None:
     save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
     (models / "vae").mkdir(exist_ok=True)
     save_image_vae(models / "vae" / "ae.safetensors")
-
-
-def open_stock(page: Page, name: str) -> None:
-    """Open one of ComfyUI's own templates."""
-    load(page, f"/templates/{name}.json", name)
-    if page.evaluate("!!app.rootGraph.extra.linearMode"):  # the template opens as an app, which has no tabs
-        page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
-    expect(page.locator(".parallel-tab-button")).to_be_visible()
-
-
-def swap(page: Page, button: str) -> str:
-    """Press one of the two buttons and return the message."""
-    dismiss(page)
-    thing = tab(page).get_by_role("button", name=button, exact=True)
-    expect(thing).to_be_enabled()
-    press(thing)
-    return said(page)
-
-
-def said(page: Page) -> str:
-    """Return the one message. The page reads the text itself, because the message disappears after some seconds."""
-    told = "{ const all = document.querySelectorAll('.p-toast-message'); return all.length === 1 && all[0].innerText; }"
-    text: str = page.wait_for_function(f"() => {told}", polling=POLLING).json_value()
-    dismiss(page)
-    return text
 
 
 def expected(prompt: Graph, swapped: set[str]) -> Graph:
@@ -223,7 +195,7 @@ def test_loaders_that_cannot_change_stay_and_the_message_gives_the_reason(page: 
         "Load Diffusion Model was not swapped: is-not-there.safetensors is in none of ComfyUI's model folders",
         "Load Diffusion Model was not swapped: it is muted or bypassed.",
         "Load VAE was not swapped: it is muted or bypassed.",
-        "Load VAE was not swapped: taef1 is not a file in models/vae",
+        "Load VAE was not swapped: taef1 is no file in models/vae",
         "Load Checkpoint Image Only (img2vid model) was not swapped: there is no such loader for several GPUs.",
         "PackVae was not swapped: there is no such loader for several GPUs.",
     ):
@@ -270,7 +242,8 @@ def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> N
     loaders = [{"kind": kind, "file": "../../../secret"} for kind in ("UNETLoader", "VAELoader")]
     answer = requests.post(f"{comfyui.url}/parallel/loaders", json=loaders, timeout=60)
     assert answer.status_code == 200
-    assert all(re.match(r"\.\./\.\./\.\./secret is ", why) for why in answer.json())
+    assert not any(judgement["swap"] for judgement in answer.json())
+    assert all(re.match(r"\.\./\.\./\.\./secret is ", judgement["why"]) for judgement in answer.json())
 
 
 def test_the_button_reports_a_refusal_before_the_run(comfyui: ComfyUI) -> None:
@@ -282,7 +255,7 @@ def test_the_button_reports_a_refusal_before_the_run(comfyui: ComfyUI) -> None:
     ]
     answer = requests.post(f"{comfyui.url}/parallel/loaders", json=loaders, timeout=60)
     graph, said = zero123()
-    assert answer.json() == [said, ""]
+    assert answer.json() == [{"swap": False, "why": said}, {"swap": True, "why": ""}]
     error = comfyui.queue(graph).error
     assert error is not None and error.exception_message.strip() == said
 

@@ -12,7 +12,7 @@ import torch
 
 from parallel_backend.errors import PlanRefused, Refused
 from parallel_backend.host.planning.devices import DeviceMemory
-from parallel_backend.host.runs.encoder_room import EncoderRoom
+from parallel_backend.host.runs.encoder_room import EncoderRoom, GpuRoom, emptiest_gpu
 from parallel_backend.models.comfyui.divided_blocks import bytes_by_rank
 from parallel_backend.plan.__main__ import main
 from parallel_backend.plan.predict.text_encoders import known_text_encoder, text_encoder_names
@@ -102,3 +102,20 @@ def test_the_node_says_how_much_each_holds_and_whether_one_gpu_would_do() -> Non
     assert small.in_words() == "2 GPUs: 5.00 GB each; one GPU holds all of it, and Load CLIP encodes as fast"
     assert room(5_000_000_000, devices=("cuda:0",)).in_words() == "1 GPU: 5.00 GB"
     assert room(5_000_000_000, 5_000_000_000, devices=("cpu", "cpu")).in_words() == "2 workers: 5.00 GB each"
+
+
+def test_one_gpu_holds_an_encoder_that_fits_into_the_most_free_memory() -> None:
+    gpus = [
+        DeviceMemory(f"cuda:{index}", "", 24_000_000_000, free) for index, free in enumerate((2, 9_000_000_000, None))
+    ]
+    assert emptiest_gpu(["cuda:0", "cuda:1"], gpus) == GpuRoom("cuda:1", 9_000_000_000)
+    assert emptiest_gpu(["cuda:0", "cuda:1", "cuda:2"], gpus) == GpuRoom("cuda:2", 24_000_000_000), "unknown: all of it"
+    assert emptiest_gpu(["cuda:1"], gpus, limit=4e9) == GpuRoom("cuda:1", 4e9)
+    assert emptiest_gpu(["cpu", "tcp://host:1/cuda:0"], gpus) is None
+    gpu = GpuRoom("cuda:1", 9_000_000_000)
+    assert gpu.holds(8_150_000_000) and not gpu.holds(8_150_000_001), "beside a CUDA context"
+    assert not EncoderRoom(("cuda:1",), (9_000_000_000,), 9_000_000_000, gpus).one_holds_it
+    said = gpu.why_too_small("t5.safetensors", 51_500_000_000)
+    assert (
+        said == "t5.safetensors needs 52.35 GB on one GPU (51.50 GB of weights), and no GPU has more than 9.00 GB free."
+    )

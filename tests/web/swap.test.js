@@ -1,10 +1,11 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { decide, isAnothers, read, usesIn, whyNotBack } from "../../web/swap/found.js";
+import { decide, goesBack, isAnothers, linkInTheWay, read, usesIn } from "../../web/swap/found.js";
 import { outcomeOf } from "../../web/swap/said.js";
 import { onAll, onOne } from "../../web/swap/swapped.js";
-import { ENGLISH } from "./languages.js";
+import { Words } from "../../web/words.js";
+import { ENGLISH, LANGUAGES } from "./languages.js";
 
 /** @import { Graph, GraphNode } from "../../web/comfyui" */
 /** @import { Workflow } from "../../web/swap/graph" */
@@ -54,7 +55,7 @@ const workflow = () => ({
 });
 
 /** @type {(file: string) => import("../../web/swap/swapped").Loaded} */
-const loaded = (file) => ({ file, least: [233, 106] });
+const loaded = (file) => ({ files: file ? [file] : [], least: [233, 106] });
 
 const BOTH = new Map([
   ["/3", loaded("ae.safetensors")],
@@ -209,7 +210,7 @@ test("a loader that is not installed stays", () => {
     { "7:46": queued("a"), "8:46": queued("a"), 3: queued("b") },
     (type) => type !== "UNETLoader",
   );
-  const { places, left } = decide(gone, () => undefined);
+  const { places, left } = decide(gone, () => ({ swap: true }));
   assert.deepEqual([...places.keys()], ["/3"]);
   assert.deepEqual(
     left.map(({ use, why }) => [use.id, why]),
@@ -224,8 +225,9 @@ test("a loader changes if all of its uses can change, except muted and bypassed 
   /** @type {(seven: unknown, eight?: unknown) => string[]} */
   const places = (seven, eight) => {
     const prompt = { "7:46": queued(seven), 3: queued("ae.safetensors"), ...(eight ? { "8:46": queued(eight) } : {}) };
-    const why = { said: "unknown." };
-    return [...decide(read(uses, prompt, here), (_, file) => (file === "bad" ? why : undefined)).places.keys()];
+    const stays = { swap: false, why: { said: "unknown." } };
+    const { places } = decide(read(uses, prompt, here), ({ files }) => (files[0] === "bad" ? stays : { swap: true }));
+    return [...places.keys()];
   };
   assert.deepEqual(places("good", "good"), ["sub/46", "/3"]);
   assert.deepEqual(places("good"), ["sub/46", "/3"], "the other one is bypassed");
@@ -234,16 +236,17 @@ test("a loader changes if all of its uses can change, except muted and bypassed 
 });
 
 test("the message names each loader that changed and each that stays once, with its reason", () => {
-  const { places, left } = decide(read(uses, { "7:46": queued("a"), "8:46": queued("a") }, here), () => undefined);
-  const changed = uses.filter(({ place }) => places.has(place));
-  const message = outcomeOf("all", changed, left, ENGLISH);
+  const decision = decide(read(uses, { "7:46": queued("a"), "8:46": queued("a") }, here), () => ({ swap: true }));
+  const changed = uses.filter(({ place }) => decision.places.has(place));
+  const message = outcomeOf("all", changed, decision, ENGLISH);
   assert.equal(message.summary, "1 model on all GPUs");
   assert.deepEqual(message.detail.split("\n"), [
     "Load Diffusion Model is in a subgraph that is used 2 times, and changes in each.",
     "VAELoader was not swapped: it is muted or bypassed.",
     "Ctrl+Z undoes it.",
   ]);
-  assert.equal(outcomeOf("all", [], [], ENGLISH).summary, "No loader here can change to all GPUs.");
+  const nothing = { changed: [], left: [], silent: 0 };
+  assert.equal(outcomeOf("all", [], nothing, ENGLISH).summary, "No loader here can change to all GPUs.");
 });
 
 test("a loader of another pack is distinguished from nodes that are no loaders", () => {
@@ -262,8 +265,144 @@ test("a loader of another pack is distinguished from nodes that are no loaders",
 });
 
 test("a loader without a stock counterpart stays", () => {
-  const back = whyNotBack((type) => type !== "UnetLoaderGGUF");
+  const back = goesBack((type) => type !== "UnetLoaderGGUF");
   const use = { place: "/1", id: "1", node: node(1, "LoadParallelDiffusionModel") };
-  assert.equal(back(use, "a.safetensors"), undefined);
-  for (const file of ["a.gguf", "checkpoints/a.safetensors", "a folder"]) assert.ok(back(use, file), file);
+  assert.equal(back({ use, files: ["a.safetensors"] }).swap, true);
+  for (const file of ["a.gguf", "checkpoints/a.safetensors", "a folder"]) {
+    assert.equal(back({ use, files: [file] }).swap, false, file);
+  }
+});
+
+/** @type {(type: string, names: string[], values: unknown[]) => import("../../web/swap/graph").SavedNode} */
+const encoder = (type, names, values) => ({
+  ...{ id: 5, type, size: [270, 130], properties: { "Node name for S&R": type }, widgets_values: values },
+  inputs: names.map((name, at) => ({ name, type: "COMBO", widget: { name }, link: 20 + at })),
+});
+
+/** @type {(node: import("../../web/swap/graph").SavedNode) => Workflow} */
+const around = (node) => ({
+  nodes: [node],
+  links: (node.inputs ?? []).map(({ link }, at) => [link ?? 0, 9, 0, node.id, at, "COMBO"]),
+});
+
+const DUAL = () =>
+  encoder("DualCLIPLoader", ["clip_name1", "clip_name2", "type"], ["l.st", "t5.st", "flux", "default"]);
+const SINGLE = () => encoder("CLIPLoader", ["clip_name", "type"], ["t5.st", "wan", "default"]);
+
+/** @type {(...files: string[]) => Map<string, import("../../web/swap/swapped").Loaded>} */
+const five = (...files) => new Map([["/5", { files, least: [0, 0] }]]);
+
+test("the loader of two text encoders keeps values and links under the fields' new names", () => {
+  const { nodes, links } = onAll(around(DUAL()), new Set(["/5"]));
+  assert.equal(nodes[0]?.type, "LoadParallelCLIP");
+  assert.deepEqual(nodes[0]?.widgets_values, ["l.st", "flux", "t5.st"]);
+  assert.deepEqual(
+    nodes[0]?.inputs?.map(({ name, widget, link }) => [name, widget?.name, link]),
+    [
+      ["plan", undefined, null],
+      ["clip_name", "clip_name", 20],
+      ["type", "type", 22],
+      ["clip_name2", "clip_name2", 21],
+    ],
+  );
+  assert.deepEqual(
+    links.map((link) => Array.isArray(link) && [link[0], link[4]]),
+    [
+      [20, 1],
+      [21, 3],
+      [22, 2],
+    ],
+  );
+});
+
+test("the loader of text encoders that goes back is as it was, with the device that the other node has no field for", () => {
+  for (const node of [DUAL(), SINGLE()]) {
+    node.widgets_values?.splice(-1, 1, "cpu");
+    const before = around(node);
+    const files = node.type === "CLIPLoader" ? ["t5.st"] : ["l.st", "t5.st"];
+    assert.deepEqual(onOne(onAll(before, new Set(["/5"])), five(...files)), before);
+  }
+});
+
+test("the slot of the device disappears, and comes back with the page", () => {
+  const node = SINGLE();
+  node.inputs?.push({ name: "device", type: "COMBO", widget: { name: "device" }, link: null });
+  const swapped = onAll(around(node), new Set(["/5"]));
+  assert.deepEqual(
+    swapped.nodes[0]?.inputs?.map(({ name }) => name),
+    ["plan", "clip_name", "type"],
+  );
+});
+
+test("a parallel loader of text encoders goes back by its number of files, also if that has changed", () => {
+  /** @type {(node: import("../../web/swap/graph").SavedNode, ...files: string[]) => [string, unknown[]]} */
+  const back = (node, ...files) => {
+    const [found] = onOne(around(node), five(...files)).nodes;
+    return [found?.type ?? "", found?.widgets_values ?? []];
+  };
+  /** @type {(...values: unknown[]) => import("../../web/swap/graph").SavedNode} */
+  const ours = (...values) => encoder("LoadParallelCLIP", ["plan", "clip_name", "type", "clip_name2"], values);
+  assert.deepEqual(back(ours("t5.st", "wan", "none", "none", "none"), "t5.st"), ["CLIPLoader", ["t5.st", "wan"]]);
+  const two = ours("l.st", "flux", "t5.st", "none", "none");
+  assert.deepEqual(back(two, "l.st", "t5.st"), ["DualCLIPLoader", ["l.st", "t5.st", "flux"]]);
+  const [swapped = two] = onAll(around(SINGLE()), new Set(["/5"])).nodes;
+  swapped.widgets_values = ["t5.st", "flux", "l.st", "none", "none"];
+  assert.deepEqual(back(swapped, "t5.st", "l.st"), ["DualCLIPLoader", ["t5.st", "l.st", "flux"]]);
+  const use = { place: "/5", id: "5", node: node(5, "LoadParallelCLIP") };
+  for (const files of [["a.st"], ["a.st", "b.st"]]) assert.equal(goesBack(here)({ use, files }).swap, true);
+  for (const files of [
+    ["a.st", "b.st", "c.st"],
+    ["a.st", "none", "c.st"],
+  ]) {
+    assert.equal(goesBack(here)({ use, files }).swap, false);
+  }
+});
+
+test("a text encoder's loader stays without a word on the CPU and where it is off, and names a link in the way", () => {
+  /** @type {(inputs: Record<string, unknown> | undefined) => unknown} */
+  const found = (inputs) => {
+    /** @type {import("../../web/comfyui").Prompt} */
+    const prompt = inputs ? { 5: { class_type: "CLIPLoader", inputs } } : {};
+    const [{ use: _, ...rest } = {}] = read([{ place: "/5", id: "5", node: node(5, "CLIPLoader") }], prompt, here);
+    return rest;
+  };
+  const inputs = { clip_name: "t5.st", type: "wan", device: "default" };
+  assert.deepEqual(found(inputs), { files: ["t5.st"], type: "wan" });
+  assert.deepEqual(found({ ...inputs, device: "cpu" }), {});
+  assert.deepEqual(found(undefined), {});
+  assert.deepEqual(found({ ...inputs, clip_name: ["7", 0] }), { why: { key: "swap.linked" } });
+  assert.deepEqual(found({ ...inputs, type: ["7", 0] }), {
+    why: { key: "swap.linked.field", values: { field: "type" } },
+  });
+  const slots = ["clip_name", "device"].map((name) => ({ name, type: "COMBO", link: 3 }));
+  assert.deepEqual(linkInTheWay(node(5, "CLIPLoader", { inputs: slots })), {
+    key: "swap.linked.field",
+    values: { field: "device" },
+  });
+  assert.equal(linkInTheWay(node(5, "CLIPLoader", { inputs: slots.slice(0, 1) })), undefined);
+});
+
+test("the message says why a text encoder was swapped, and nothing of one that stays without a reason", () => {
+  const use = { place: "/5", id: "5", node: node(5, "CLIPLoader", { title: "Load CLIP" }) };
+  const prompt = { 5: { class_type: "CLIPLoader", inputs: { clip_name: "t5.st", type: "wan" } } };
+  const said = "t5.st needs 52.35 GB on one GPU (51.50 GB of weights), and no GPU has more than 23.40 GB free.";
+  const large = decide(read([use], prompt, here), () => ({ swap: true, why: { said } }));
+  const message = outcomeOf("all", [use], large, ENGLISH);
+  assert.equal(message.summary, "1 text encoder on all GPUs");
+  assert.deepEqual(message.detail.split("\n"), [`Load CLIP was swapped: ${said}`, "Ctrl+Z undoes it."]);
+  assert.equal(message.life, undefined, "it stays until it is read");
+  const chinese = new Words(LANGUAGES, () => "zh");
+  assert.ok(
+    outcomeOf("all", [use], large, chinese).detail.includes("t5.st 在单个 GPU 上需要 52.35 GB（权重 51.50 GB）"),
+  );
+  const small = decide(read([use], prompt, here), () => ({ swap: false }));
+  assert.equal(small.places.size, 0);
+  const model = { place: "/6", id: "6", node: node(6, "UNETLoader") };
+  const vae = { place: "/7", id: "7", node: node(7, "VAELoader") };
+  assert.equal(outcomeOf("all", [model], small, ENGLISH).detail, "Ctrl+Z undoes it.");
+  assert.match(outcomeOf("all", [], small, ENGLISH).detail, /^A text encoder changes only if /);
+  assert.equal(
+    outcomeOf("all", [model, use, vae], large, ENGLISH).summary,
+    "1 model, 1 text encoder and 1 VAE on all GPUs",
+  );
 });

@@ -17,7 +17,7 @@ import { button, element } from "./elements.js";
  * @returns {HTMLElement}
  */
 export function loadersView(swap, expectations, words) {
-  const { one, all } = swap.loaders;
+  const { one, encoders, all } = swap.loaders;
   const found = [
     one.length && words.say("swap.found", { what: counted(one, words) }),
     all.length && words.say("swap.using", { what: counted(all, words) }),
@@ -25,9 +25,15 @@ export function loadersView(swap, expectations, words) {
   const buttons = element(
     "div",
     "pp-buttons",
-    button(words.say("swap.all"), words.say("swap.all.tooltip"), () => void swap.useAll(), !one.length),
+    button(
+      words.say("swap.all"),
+      words.say("swap.all.tooltip"),
+      () => void swap.useAll(),
+      !one.length && !encoders.length,
+    ),
     button(words.say("swap.one"), words.say("swap.one.tooltip"), () => void swap.useOne(), !all.length),
   );
   const expected = expectations.map(({ title, said }) => element("p", "pp-note", `${title}: ${said}`));
-  return element("div", "", element("p", "", found.join(" ") || words.say("swap.nothing.all")), buttons, ...expected);
+  const nothing = words.say(encoders.length ? "swap.silent" : "swap.nothing.all");
+  return element("div", "", element("p", "", found.join(" ") || nothing), buttons, ...expected);
 }

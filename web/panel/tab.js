@@ -118,8 +118,8 @@ class Panel {
     const { problem, status, run } = this.#source.state;
     this.#root.classList.toggle("pp-stale", problem !== "");
     this.#section("problem", [problem], () => element("p", "pp-problem", problem), problem !== "");
-    const { one, all } = this.#swap.loaders;
-    const loaders = [...one, ...all].map(({ place, node }) => [place, node.type]);
+    const { one, encoders, all } = this.#swap.loaders;
+    const loaders = [...one, ...encoders, ...all].map(({ place, node }) => [place, node.type]);
     const expected = this.#expectations();
     this.#section("loaders", [loaders, expected], () => loadersView(this.#swap, expected, this.#words));
     if (!status) return;

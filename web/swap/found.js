@@ -6,7 +6,7 @@
 /** @import { Graph, GraphNode, Prompt } from "../comfyui" */
 /** @import { Loaded } from "./swapped" */
 
-import { FOLLOWERS, PAIRS, pairOfOne } from "./pairs.js";
+import { FOLLOWERS, filesIn, PAIRS, pairOfOne } from "./pairs.js";
 import { beforeOf, placeOf } from "./swapped.js";
 
 /** Types of outputs. A node that makes one of these without a linked input is a loader. */
@@ -21,14 +21,26 @@ const LOADED = ["MODEL", "VAE"];
  * @property {GraphNode} node
  */
 
+/** A reason: a text's key and its values, or the server's sentence. */
+/** @typedef {{ key: import("../words").Key, values?: Record<string, string> } | { said: string }} Why */
+
+/** A use with the reason why it changes or stays. */
+/** @typedef {{ use: Use, why: Why }} Reason */
+
 /**
- * A use that is not swapped, and the reason: a text's key, or the server's sentence.
+ * A use with the files that it loads, or with the reason why they are unknown. A use with neither stays without a message.
  *
- * @typedef {{ use: Use, why: { key: import("../words").Key } | { said: string } }} Left
+ * @typedef {{ use: Use, files?: string[], type?: string, why?: Why }} Read
  */
 
-/** A use with the file that it loads, or with the reason why the file is unknown. */
-/** @typedef {{ use: Use, file: string } | Left} Read */
+/** A decision about a loader. A loader may stay without a reason, and is usually swapped without one. */
+/** @typedef {{ swap: boolean, why?: Why }} Verdict */
+
+/**
+ * The places to swap, the swapped uses with a reason, and the uses that stay: those with a reason, and the others' number.
+ *
+ * @typedef {{ places: Map<string, Loaded>, changed: Reason[], left: Reason[], silent: number }} Decision
+ */
 
 /**
  * Yield all nodes of a graph and of its subgraphs.
@@ -68,8 +80,14 @@ export function isAnothers(node) {
   return makes && inputs.every((slot) => ["COMBO", "STRING", "INT", "FLOAT", "BOOLEAN"].includes(String(slot.type)));
 }
 
+/** @type {(node: GraphNode) => boolean} */
+export const isTextEncoder = ({ type }) =>
+  PAIRS.some(({ one, all, holds }) => holds === "text encoder" && [one, all].includes(type));
+
 /**
- * Return the file of each loader, from the graph as it would be queued.
+ * Return the files of each loader, from the graph as it would be queued.
+ *
+ * The loader of a text encoder on the CPU stays without a message: a user chose the CPU. So does one that is turned off.
  *
  * @param {readonly Use[]} uses
  * @param {Prompt} prompt
@@ -79,54 +97,82 @@ export function isAnothers(node) {
 export function read(uses, prompt, isThere) {
   return uses.map((use) => {
     const inputs = prompt[use.id]?.inputs;
+    if (isTextEncoder(use.node) && (!inputs || inputs.device === "cpu") && isForOne(use.node)) return { use };
     if (!inputs) return { use, why: { key: "swap.off" } };
     if (!isThere(use.node.type)) return { use, why: { key: "swap.missing" } };
-    const pair = PAIRS.find(({ one, all }) => [one, all].includes(use.node.type));
-    const file = pair && inputs[pair.field];
-    return typeof file === "string" ? { use, file } : { use, why: { key: "swap.linked" } };
+    const files = filesIn(use.node.type, inputs);
+    if (!files.length || !files.every((file) => typeof file === "string")) return { use, why: { key: "swap.linked" } };
+    const { type = "" } = inputs;
+    if (typeof type !== "string") return { use, why: linked("type") };
+    return { use, files, type };
   });
 }
 
+/** @type {(field: string) => Why} */
+const linked = (field) => ({ key: "swap.linked.field", values: { field } });
+
 /**
- * Return the places to swap, and the uses that stay.
+ * Return the reason why a loader cannot change although the server can run its files: a link to a field that would disappear.
  *
- * A place is swapped if all of its uses can be, except for uses that are turned off.
+ * @param {GraphNode} node
+ * @returns {Why | undefined}
+ */
+export function linkInTheWay({ type, inputs = [] }) {
+  const gone = pairOfOne(type)?.fields.flatMap(([one, all]) => (all === undefined ? one : [])) ?? [];
+  const field = gone.find((name) => inputs.some((slot) => slot.name === name && typeof slot.link === "number"));
+  return field === undefined ? undefined : linked(field);
+}
+
+/**
+ * Decide about places.
+ *
+ * A place is swapped if one of its uses is to be swapped and no other has a reason to stay, except for uses that are turned off.
  *
  * @param {readonly Read[]} uses
- * @param {(use: Use, file: string) => Left["why"] | undefined} whyNot
- * @returns {{ places: Map<string, Loaded>, left: Left[] }}
+ * @param {(read: Read & { files: string[] }) => Verdict} verdictOf
+ * @returns {Decision}
  */
-export function decide(uses, whyNot) {
+export function decide(uses, verdictOf) {
   const places = new Map();
-  /** @type {Left[]} */
+  /** @type {Reason[]} */
+  const changed = [];
+  /** @type {Reason[]} */
   const left = [];
-  for (const each of uses) {
-    const why = "why" in each ? each.why : whyNot(each.use, each.file);
-    if (why) left.push({ use: each.use, why });
-    else places.set(each.use.place, loadedBy(each.use, "file" in each ? each.file : ""));
+  let silent = 0;
+  for (const { use, files, type, why: unknown } of uses) {
+    const { swap, why } = files ? verdictOf({ use, files, type }) : { swap: false, why: unknown };
+    if (swap) places.set(use.place, loadedBy(use, files ?? []));
+    if (why) (swap ? changed : left).push({ use, why });
+    else if (!swap) silent += 1;
   }
   for (const { use, why } of left) if (!("key" in why && why.key === "swap.off")) places.delete(use.place);
-  return { places, left: left.filter(({ use }) => !places.has(use.place)) };
+  return {
+    places,
+    changed: changed.filter(({ use }) => places.has(use.place)),
+    left: left.filter(({ use }) => !places.has(use.place)),
+    silent,
+  };
 }
 
 /**
  * @param {Use} use
- * @param {string} file
+ * @param {string[]} files
  * @returns {Loaded}
  */
-export function loadedBy({ node }, file) {
-  return { file, least: node.computeSize() };
+export function loadedBy({ node }, files) {
+  return { files, least: node.computeSize() };
 }
 
 /**
- * Return a function that gives the reason why a loader that uses all GPUs cannot go back, or undefined if it can.
+ * Return a function that decides whether a loader that uses all GPUs goes back.
  *
  * @param {(type: string) => boolean} isThere returns true if the page has nodes of a type
- * @returns {(use: Use, file: string) => Left["why"] | undefined}
+ * @returns {(read: { use: Use, files: string[] }) => Verdict}
  */
-export function whyNotBack(isThere) {
-  return ({ node: { type, size, properties } }, file) => {
-    const before = beforeOf({ type, size, properties: properties ?? {} }, file);
-    return before && isThere(before.type) ? undefined : { key: "swap.no-way-back" };
+export function goesBack(isThere) {
+  return ({ use: { node }, files }) => {
+    const { type, size, properties } = node;
+    const before = beforeOf({ type, size, properties: properties ?? {} }, files);
+    return before && isThere(before.type) ? { swap: true } : { swap: false, why: { key: "swap.no-way-back" } };
   };
 }

@@ -5,6 +5,8 @@ export interface SavedSlot {
   type: string;
   link?: number | null;
   links?: number[] | null;
+  /** The field that the slot belongs to. */
+  widget?: { name: string };
 }
 
 export interface SavedNode {

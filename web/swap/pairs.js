@@ -1,23 +1,65 @@
 // @ts-check
 /** The pairs of a loader, of ComfyUI or of another pack, and its counterpart in this pack. */
 
+/** A field of the first node, and its name on the second; without a counterpart, the second node has no such field. */
+/** @typedef {readonly [one: string, all?: string]} Field */
+
 /**
  * @typedef {object} Pair
  * @property {string} one the node for one GPU
  * @property {string} all the node that uses all GPUs
- * @property {string} field the input that names the file; the same on both
- * @property {number} values the number of values that the first node saves; the second adds further ones
- * @property {"model" | "vae"} holds
+ * @property {readonly Field[]} fields the fields of the first node, in the order of its saved values; files come first
+ * @property {number} files the number of fields that name files
+ * @property {"model" | "text encoder" | "vae"} holds
  */
+
+/** @type {Field} */
+const DEVICE = ["device"];
+
+/** @type {(names: readonly string[]) => readonly Field[]} */
+const same = (names) => names.map((name) => [name, name]);
 
 /** @type {readonly Pair[]} */
 export const PAIRS = [
-  { one: "UNETLoader", all: "LoadParallelDiffusionModel", field: "unet_name", values: 2, holds: "model" },
-  { one: "UnetLoaderGGUF", all: "LoadParallelDiffusionModel", field: "unet_name", values: 1, holds: "model" },
-  { one: "CheckpointLoaderSimple", all: "LoadParallelCheckpoint", field: "ckpt_name", values: 1, holds: "model" },
-  { one: "VAELoader", all: "LoadParallelVAE", field: "vae_name", values: 1, holds: "vae" },
-  { one: "UNETLoader", all: "LoadParallelFlux", field: "unet_name", values: 2, holds: "model" },
+  {
+    one: "UNETLoader",
+    all: "LoadParallelDiffusionModel",
+    fields: same(["unet_name", "weight_dtype"]),
+    files: 1,
+    holds: "model",
+  },
+  { one: "UnetLoaderGGUF", all: "LoadParallelDiffusionModel", fields: same(["unet_name"]), files: 1, holds: "model" },
+  {
+    one: "CheckpointLoaderSimple",
+    all: "LoadParallelCheckpoint",
+    fields: same(["ckpt_name"]),
+    files: 1,
+    holds: "model",
+  },
+  { one: "VAELoader", all: "LoadParallelVAE", fields: same(["vae_name"]), files: 1, holds: "vae" },
+  { one: "UNETLoader", all: "LoadParallelFlux", fields: same(["unet_name", "weight_dtype"]), files: 1, holds: "model" },
+  {
+    one: "CLIPLoader",
+    all: "LoadParallelCLIP",
+    fields: [...same(["clip_name", "type"]), DEVICE],
+    files: 1,
+    holds: "text encoder",
+  },
+  {
+    one: "DualCLIPLoader",
+    all: "LoadParallelCLIP",
+    fields: [["clip_name1", "clip_name"], ...same(["clip_name2", "type"]), DEVICE],
+    files: 2,
+    holds: "text encoder",
+  },
 ];
+
+/** The fields of nodes that use all GPUs, in the order of their saved values, where the order differs from the first node's. */
+/** @type {Readonly<Record<string, readonly string[]>>} */
+const FIELDS = { LoadParallelCLIP: ["clip_name", "type", "clip_name2", "clip_name3", "clip_name4"] };
+
+/** The choice of LoadParallelCLIP for no further file. */
+const NONE = "none";
 
 /**
  * Nodes that accept only this pack's MODEL or VAE, with their counterparts for any. They go back to one GPU with the loaders.
@@ -27,6 +69,44 @@ export const FOLLOWERS = {
   ParallelSampler: { one: "KSampler", values: 7 },
   CogVideoParallelDecode: { one: "VAEDecode", values: 0 },
 };
+
+/**
+ * Return the fields of a pair's second node, in the order of its saved values.
+ *
+ * @param {Pair} pair
+ * @returns {readonly string[]}
+ */
+export function fieldsOfAll({ all, fields }) {
+  return FIELDS[all] ?? fields.flatMap(([, name]) => name ?? []);
+}
+
+/**
+ * Return the names of a pair's fields by the names on its other node. A field without a counterpart has the value undefined.
+ *
+ * @param {Pair} pair
+ * @param {"all" | "one"} way the node to which the fields change
+ * @returns {ReadonlyMap<string, string | undefined>}
+ */
+export function renamed(pair, way) {
+  if (way === "all") return new Map(pair.fields.map(([one, all]) => [one, all]));
+  const names = new Map(pair.fields.map(([one, all]) => [all, one]));
+  return new Map(fieldsOfAll(pair).map((name) => [name, names.get(name)]));
+}
+
+/**
+ * Return the values of a loader's inputs that name its files, without those that name none.
+ *
+ * @param {string} type
+ * @param {Readonly<Record<string, unknown>>} inputs
+ * @returns {unknown[]}
+ */
+export function filesIn(type, inputs) {
+  const pair = PAIRS.find(({ one, all }) => [one, all].includes(type));
+  if (!pair) return [];
+  const names = FIELDS[type]?.filter((name) => name !== "type") ?? pair.fields.slice(0, pair.files).map(([one]) => one);
+  const files = names.map((name) => inputs[name] ?? NONE);
+  return files.slice(0, files.findLastIndex((file) => file !== NONE) + 1);
+}
 
 /**
  * Return the pair of a loader for one GPU.
@@ -39,16 +119,19 @@ export function pairOfOne(type) {
 }
 
 /**
- * Return the pair for taking a loader back to one GPU, by the file that it loads.
+ * Return the pair for taking a loader back to one GPU, by the files that it loads.
  *
  * ComfyUI's loaders load neither a full checkpoint as a diffusion model nor a folder.
  *
  * @param {string} type
- * @param {string} file
+ * @param {readonly string[]} files
  * @returns {Pair | undefined}
  */
-export function pairOfAll(type, file) {
+export function pairOfAll(type, files) {
+  const [file = ""] = files;
   const gguf = file.endsWith(".gguf");
   if (file.startsWith("checkpoints/") || !/\.\w+$/.test(file)) return undefined;
-  return PAIRS.find(({ one, all }) => all === type && (one === "UnetLoaderGGUF") === gguf);
+  return PAIRS.find(
+    (pair) => pair.all === type && pair.files === files.length && (pair.one === "UnetLoaderGGUF") === gguf,
+  );
 }

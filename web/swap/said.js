@@ -3,7 +3,7 @@
 
 /** @import { ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
-/** @import { Left, Use } from "./found" */
+/** @import { Decision, Reason, Use } from "./found" */
 
 import { PAIRS } from "./pairs.js";
 
@@ -11,7 +11,7 @@ import { PAIRS } from "./pairs.js";
 const SHORT = 6_000;
 
 /**
- * Return the number of models and VAEs in words. A node in a subgraph counts once, however often the subgraph is used.
+ * Return the numbers of models, text encoders and VAEs in words. A node in a subgraph counts once, however often the subgraph is used.
  *
  * @param {readonly Use[]} uses
  * @param {Words} words
@@ -25,9 +25,13 @@ export function counted(uses, words) {
     const count = kinds.filter((kind) => kind === holds).length;
     return count ? words.say(count === 1 ? one : more, { count }) : "";
   };
-  const parts = [number("model", "swap.model", "swap.models"), number("vae", "swap.vae", "swap.vaes")].filter(Boolean);
-  const [one = "", other] = parts;
-  return other ? words.say("doctor.and", { one, other }) : one;
+  const [one = "", two = "", three = ""] = [
+    number("model", "swap.model", "swap.models"),
+    number("text encoder", "swap.encoder", "swap.encoders"),
+    number("vae", "swap.vae", "swap.vaes"),
+  ].filter(Boolean);
+  if (three) return words.say("swap.three", { one, two, three });
+  return two ? words.say("doctor.and", { one, other: two }) : one;
 }
 
 /**
@@ -35,20 +39,26 @@ export function counted(uses, words) {
  *
  * @param {"all" | "one"} way
  * @param {readonly Use[]} uses the uses that were swapped
- * @param {readonly Left[]} left
+ * @param {Omit<Decision, "places">} decision
  * @param {Words} words
  * @returns {ToastMessage}
  */
-export function outcomeOf(way, uses, left, words) {
-  const lines = [...new Set([...sharedIn(uses, words), ...left.map((each) => lineOf(each, words))])];
+export function outcomeOf(way, uses, { changed, left, silent }, words) {
+  const reasons = [
+    ...changed.map((each) => lineOf("swap.changed", each, words)),
+    ...left.map((each) => lineOf("swap.left", each, words)),
+  ];
+  const lines = [...new Set([...sharedIn(uses, words), ...reasons])];
   const what = counted(uses, words);
+  const life = reasons.length ? {} : { life: SHORT };
   if (!what) {
     const nothing = words.say(way === "all" ? "swap.nothing.all" : "swap.nothing.one");
-    return { severity: "info", summary: nothing, detail: lines.join("\n"), ...(left.length ? {} : { life: SHORT }) };
+    if (silent && !lines.length) lines.push(words.say("swap.silent"));
+    return { severity: "info", summary: nothing, detail: lines.join("\n"), ...life };
   }
   const summary = words.say(way === "all" ? "swap.done.all" : "swap.done.one", { what });
   const detail = [...lines, words.say("swap.undo")].join("\n");
-  return { severity: left.length ? "info" : "success", summary, detail, ...(left.length ? {} : { life: SHORT }) };
+  return { severity: left.length ? "info" : "success", summary, detail, ...life };
 }
 
 /** Return a line for each place with more than one use. */
@@ -60,8 +70,8 @@ function sharedIn(uses, words) {
   });
 }
 
-/** @type {(left: Left, words: Words) => string} */
-function lineOf({ use, why }, words) {
-  const reason = "key" in why ? words.say(why.key) : words.told(why.said);
-  return words.say("swap.left", { title: use.node.title, why: reason });
+/** @type {(key: "swap.changed" | "swap.left", reason: Reason, words: Words) => string} */
+function lineOf(key, { use, why }, words) {
+  const reason = "key" in why ? words.say(why.key, why.values) : words.told(why.said);
+  return words.say(key, { title: use.node.title, why: reason });
 }

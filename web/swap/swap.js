@@ -3,12 +3,24 @@
 
 /** @import { Api, App, GraphNode } from "../comfyui" */
 /** @import { Words } from "../words" */
-/** @import { Left, Read, Use } from "./found" */
-/** @import { Loaded } from "./swapped" */
+/** @import { Decision, Read, Use, Verdict } from "./found" */
 
 import { showMessage } from "../messages.js";
 import { saidIn } from "../panel/source.js";
-import { decide, follows, isAnothers, isForAll, isForOne, loadedBy, read, usesIn, whyNotBack } from "./found.js";
+import { unplanned } from "../settings.js";
+import {
+  decide,
+  follows,
+  goesBack,
+  isAnothers,
+  isForAll,
+  isForOne,
+  isTextEncoder,
+  linkInTheWay,
+  loadedBy,
+  read,
+  usesIn,
+} from "./found.js";
 import { pairOfOne } from "./pairs.js";
 import { outcomeOf } from "./said.js";
 import { onAll, onOne, placeOf } from "./swapped.js";
@@ -19,6 +31,15 @@ import { goTo, stateOf } from "./undoable.js";
 
 /** @type {Meant} */
 const EVERY = () => true;
+
+/**
+ * A loader that the server judges.
+ *
+ * @typedef {{ kind: string, file: string, second_file: string, type: string, devices: string }} Asked
+ */
+
+/** The server's answer about a loader. The reason, a sentence, is empty for a loader that changes or stays as usual. */
+/** @typedef {{ swap: boolean, why: string }} Judgement */
 
 export class Swap {
   #app;
@@ -40,10 +61,18 @@ export class Swap {
     this.#isThere = isThere;
   }
 
-  /** The loaders of the open workflow that use one GPU, and those that use all GPUs. */
+  /**
+   * The loaders of the open workflow: those of models and VAEs that use one GPU, those of text encoders that do, and those
+   * that use all GPUs.
+   */
   get loaders() {
     const uses = [...usesIn(this.#app.rootGraph)];
-    return { one: uses.filter(({ node }) => isForOne(node)), all: uses.filter(({ node }) => isForAll(node)) };
+    const one = uses.filter(({ node }) => isForOne(node));
+    return {
+      one: one.filter(({ node }) => !isTextEncoder(node)),
+      encoders: one.filter(({ node }) => isTextEncoder(node)),
+      all: uses.filter(({ node }) => isForAll(node)),
+    };
   }
 
   /**
@@ -59,11 +88,11 @@ export class Swap {
         await this.#prompt(),
         this.#isThere,
       );
-      const whys = await this.#whys(loaders);
-      const { places, left } = decide(loaders, (use, file) => this.#whyNot(use, file, whys));
+      const judged = await this.#judged(loaders);
+      const decision = decide(loaders, (each) => this.#verdict(each, judged));
       const others = uses.filter(({ node }) => isAnothers(node));
-      const all = [...left, ...others.map((use) => ({ use, why: { key: /** @type {const} */ ("swap.other") } }))];
-      await this.#go("all", uses, places, all);
+      decision.left.push(...others.map((use) => ({ use, why: { key: /** @type {const} */ ("swap.other") } })));
+      await this.#go("all", uses, decision);
     });
   }
 
@@ -76,10 +105,11 @@ export class Swap {
     return this.#once(async () => {
       const every = [...usesIn(this.#app.rootGraph)];
       const uses = every.filter((use) => isForAll(use.node) && meant(use));
-      const { places, left } = decide(read(uses, await this.#prompt(), this.#isThere), whyNotBack(this.#isThere));
+      const decision = decide(read(uses, await this.#prompt(), this.#isThere), goesBack(this.#isThere));
+      const { places } = decision;
       const following = places.size ? every.filter(({ node }) => follows(node)) : [];
-      for (const use of following) places.set(use.place, loadedBy(use, ""));
-      await this.#go("one", uses, places, left);
+      for (const use of following) places.set(use.place, loadedBy(use, []));
+      await this.#go("one", uses, decision);
     });
   }
 
@@ -116,30 +146,39 @@ export class Swap {
     return (await this.#app.graphToPrompt()).output;
   }
 
-  /** Return the server's reason against each file, by loader and file; empty if there is none. */
-  /** @type {(loaders: readonly Read[]) => Promise<Map<string, string>>} */
-  async #whys(loaders) {
-    const asked = loaders.flatMap((each) => ("file" in each ? [{ kind: each.use.node.type, file: each.file }] : []));
+  /** Return the server's judgement of each loader whose files are known, by what it was asked. */
+  /** @type {(loaders: readonly Read[]) => Promise<Map<string, Judgement>>} */
+  async #judged(loaders) {
+    const asked = loaders.flatMap((each) => (each.files ? this.#asked({ ...each, files: each.files }) : []));
     if (!asked.length) return new Map();
     const answer = await this.#api.fetchApi("/parallel/loaders", { method: "POST", body: JSON.stringify(asked) });
     const text = await answer.text();
     if (!answer.ok) throw new Error(saidIn(text));
-    /** @type {string[]} */
-    const whys = JSON.parse(text);
-    return new Map(asked.map(({ kind, file }, at) => [`${kind} ${file}`, whys[at] ?? ""]));
+    /** @type {Judgement[]} */
+    const judged = JSON.parse(text);
+    return new Map(judged.map((judgement, at) => [JSON.stringify(asked[at]), judgement]));
   }
 
-  /** @type {(use: Use, file: string, whys: ReadonlyMap<string, string>) => Left["why"] | undefined} */
-  #whyNot({ node: { type } }, file, whys) {
-    const said = whys.get(`${type} ${file}`);
-    if (!this.#isThere(pairOfOne(type)?.all ?? "")) return { key: "swap.other" };
-    return said ? { said } : undefined;
+  /** @type {(read: Read & { files: string[] }) => Asked} */
+  #asked({ use, files: [file = "", second = ""], type = "" }) {
+    return { kind: use.node.type, file, second_file: second, type, devices: unplanned(this.#app).devices };
   }
 
-  /** @type {(way: "all" | "one", uses: readonly Use[], places: ReadonlyMap<string, Loaded>, left: readonly Left[]) => Promise<void>} */
-  async #go(way, uses, places, left) {
+  /** @type {(read: Read & { files: string[] }, judged: ReadonlyMap<string, Judgement>) => Verdict} */
+  #verdict(each, judged) {
+    const { node } = each.use;
+    if (!this.#isThere(pairOfOne(node.type)?.all ?? "")) return { swap: false, why: { key: "swap.other" } };
+    const { swap, why } = judged.get(JSON.stringify(this.#asked(each))) ?? { swap: false, why: "" };
+    const link = swap ? linkInTheWay(node) : undefined;
+    if (link) return { swap: false, why: link };
+    return why ? { swap, why: { said: why } } : { swap };
+  }
+
+  /** @type {(way: "all" | "one", uses: readonly Use[], decision: Decision) => Promise<void>} */
+  async #go(way, uses, decision) {
+    const { places } = decision;
     const changing = uses.filter(({ place }) => places.has(place));
-    const message = outcomeOf(way, changing, left, this.#words); // before the nodes change
+    const message = outcomeOf(way, changing, decision, this.#words); // before the nodes change
     const tracker = this.#app.extensionManager.workflow.activeWorkflow?.changeTracker;
     if (changing.length && tracker) {
       const state = stateOf(this.#app);

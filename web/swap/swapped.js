@@ -2,13 +2,14 @@
 /**
  * A saved workflow with some of its loaders swapped.
  *
- * A swap changes only the kind of the loader. Its id, position, size, title, colour, links, promoted fields, group and file
+ * A swap changes only the kind of the loader. Its id, position, size, title, colour, links, promoted fields, group and files
  * stay. A property records the earlier kind, so that the loader can go back.
  */
 
-/** @import { ListedLink, NamedLink, SavedGraph, SavedNode, Workflow } from "./graph" */
+/** @import { ListedLink, NamedLink, SavedGraph, SavedNode, SavedSlot, Workflow } from "./graph" */
+/** @import { Pair } from "./pairs" */
 
-import { FOLLOWERS, pairOfAll, pairOfOne } from "./pairs.js";
+import { FOLLOWERS, fieldsOfAll, PAIRS, pairOfAll, pairOfOne, renamed } from "./pairs.js";
 
 /** The property of a swapped node that records its earlier kind. */
 export const INSTEAD_OF = "instead of";
@@ -18,10 +19,19 @@ const OF_ITS_KIND = ["cnr_id", "aux_id", "ver", "Node name for S&R"];
 
 const PLAN = { name: "plan", type: "PARALLEL_PLAN", shape: 7, link: null };
 
-/** @typedef {{ type: string, size: [number, number], values: number, properties: Record<string, unknown> }} Before */
+/**
+ * The earlier kind of a node.
+ *
+ * @typedef {object} Before
+ * @property {string} type
+ * @property {[number, number]} size
+ * @property {number} values the number of its values
+ * @property {unknown[]} [kept] those of its values that the node has no field for
+ * @property {Record<string, unknown>} properties
+ */
 
-/** The file that a loader loads, and the smallest size that the page gives a node of its type. */
-/** @typedef {{ file: string, least: [number, number] }} Loaded */
+/** The files that a loader loads, and the smallest size that the page gives a node of its type. */
+/** @typedef {{ files: string[], least: [number, number] }} Loaded */
 
 /**
  * Return the place of a node: the graph's name (the workflow's own graph has none) and the node's id.
@@ -46,12 +56,15 @@ export function onAll(workflow, places) {
     const pair = pairOfOne(node.type);
     if (!pair) return;
     const kind = Object.entries(node.properties).filter(([name]) => OF_ITS_KIND.includes(name));
-    const before = { type: node.type, size: node.size, values: pair.values, properties: Object.fromEntries(kind) };
+    const { values, kept } = valuesForAll(node.widgets_values ?? [], pair);
+    const { type, size } = node;
+    const before = { type, size, values: pair.fields.length, properties: Object.fromEntries(kind) };
     for (const name of OF_ITS_KIND) delete node.properties[name];
-    node.properties[INSTEAD_OF] = before;
+    node.properties[INSTEAD_OF] = kept.length ? { ...before, kept } : before;
     node.type = pair.all;
-    node.inputs = [{ ...PLAN }, ...(node.inputs ?? [])]; // in the page's order, where inputs without a field come first
-    moveLinks(graph, node, 0, 1);
+    if (node.widgets_values) node.widgets_values = values;
+    const names = renamed(pair, "all");
+    setInputs(graph, node, inOrder(node.inputs ?? [], names, fieldsOfAll(pair)), [{ ...PLAN }]);
   });
 }
 
@@ -64,14 +77,18 @@ export function onAll(workflow, places) {
  */
 export function onOne(workflow, places) {
   return changed(workflow, places, (graph, node, place) => {
-    const { file = "", least = [0, 0] } = places.get(place) ?? {};
-    const before = beforeOf(node, file);
+    const { files = [], least = [0, 0] } = places.get(place) ?? {};
+    const before = beforeOf(node, files);
     if (!before) return;
-    dropPlan(graph, node);
+    const pair = PAIRS.find(({ one, all }) => one === before.type && all === node.type);
+    const names = pair ? renamed(pair, "one") : new Map();
+    const order = pair?.fields.map(([one]) => one) ?? [];
+    setInputs(graph, node, inOrder(node.inputs ?? [], new Map([...names, [PLAN.name, undefined]]), order));
     for (const name of [INSTEAD_OF, ...OF_ITS_KIND]) delete node.properties[name];
     Object.assign(node.properties, before.properties);
     node.type = before.type;
-    node.widgets_values = (node.widgets_values ?? []).slice(0, before.values);
+    const values = node.widgets_values ?? [];
+    node.widgets_values = pair ? valuesForOne(values, pair, before.kept ?? []) : values.slice(0, before.values);
     const asOpened = before.size.map((length, at) => Math.max(length, least[at] ?? 0));
     if (node.size.every((length, at) => length === asOpened[at])) node.size = before.size; // else the user resized it
   });
@@ -80,15 +97,43 @@ export function onOne(workflow, places) {
 /**
  * Return a node's earlier kind, or else its counterpart for one GPU; undefined if there is none.
  *
+ * The earlier kind counts only if it loads as many files as the node does now.
+ *
  * @param {Pick<SavedNode, "type" | "size" | "properties">} node
- * @param {string} file
+ * @param {readonly string[]} files
  * @returns {Before | undefined}
  */
-export function beforeOf({ type, size, properties }, file) {
-  const kept = /** @type {Before | undefined} */ (properties[INSTEAD_OF]);
-  if (kept) return kept;
-  const stock = FOLLOWERS[type] ?? pairOfAll(type, file);
-  return stock && { type: stock.one, size, values: stock.values, properties: {} };
+export function beforeOf({ type, size, properties }, files) {
+  const before = /** @type {Before | undefined} */ (properties[INSTEAD_OF]);
+  if (before && (pairOfOne(before.type)?.files ?? files.length) === files.length) return before;
+  const follower = FOLLOWERS[type];
+  if (follower) return { type: follower.one, size, values: follower.values, properties: {} };
+  const pair = pairOfAll(type, files);
+  return pair && { type: pair.one, size, values: pair.fields.length, properties: {} };
+}
+
+/** Return the values of the node that uses all GPUs, and the values that this node has no field for. */
+/** @type {(values: readonly unknown[], pair: Pair) => { values: unknown[], kept: unknown[] }} */
+function valuesForAll(values, pair) {
+  const order = fieldsOfAll(pair);
+  /** @type {unknown[]} */
+  const carried = [];
+  /** @type {unknown[]} */
+  const kept = [];
+  for (const [at, value] of values.entries()) {
+    const [, name] = pair.fields[at] ?? [];
+    if (name === undefined) kept.push(value);
+    else carried[order.indexOf(name)] = value;
+  }
+  return { values: carried, kept };
+}
+
+/** Return the values of the node for one GPU, with the values that only this node has a field for. */
+/** @type {(values: readonly unknown[], pair: Pair, kept: readonly unknown[]) => unknown[]} */
+function valuesForOne(values, pair, kept) {
+  const order = fieldsOfAll(pair);
+  const carried = pair.fields.flatMap(([, name]) => (name === undefined ? [] : values[order.indexOf(name)]));
+  return [...carried.filter((value) => value !== undefined), ...kept];
 }
 
 /**
@@ -110,27 +155,58 @@ function changed(workflow, places, change) {
   return copy;
 }
 
-/** @type {(graph: SavedGraph, node: SavedNode) => void} */
-function dropPlan(graph, node) {
-  const at = node.inputs?.findIndex(({ name }) => name === PLAN.name) ?? -1;
-  const [plan] = at < 0 ? [] : (node.inputs?.splice(at, 1) ?? []);
-  if (!plan) return;
-  const gone = plan.link;
+/**
+ * A slot with its earlier index.
+ *
+ * @typedef {{ slot: SavedSlot, from: number }} Moved
+ */
+
+/**
+ * Return a node's slots under their new names, in the new order.
+ *
+ * @param {readonly SavedSlot[]} slots
+ * @param {ReadonlyMap<string, string | undefined>} names the new names by the old ones; a slot without a new name is left out
+ * @param {readonly string[]} order the new names in the page's order; other slots stay behind them
+ * @returns {Moved[]}
+ */
+function inOrder(slots, names, order) {
+  /** @type {(moved: Moved) => number} */
+  const rank = ({ slot: { name } }) => (order.includes(name) ? order.indexOf(name) : order.length);
+  return slots
+    .flatMap((slot, from) => {
+      const name = names.has(slot.name) ? names.get(slot.name) : slot.name;
+      return name === undefined ? [] : { slot: { ...slot, ...(slot.widget ? { widget: { name } } : {}), name }, from };
+    })
+    .toSorted((a, b) => rank(a) - rank(b));
+}
+
+/**
+ * Set a node's inputs. Links move with their slots, and the links of slots that disappear are removed.
+ *
+ * @param {SavedGraph} graph
+ * @param {SavedNode} node
+ * @param {readonly Moved[]} moved
+ * @param {readonly SavedSlot[]} [first] further slots before these; in the page's order, inputs without a field come first
+ */
+function setInputs(graph, node, moved, first = []) {
+  const gone = (node.inputs ?? []).filter((_, at) => moved.every(({ from }) => from !== at));
+  for (const { link } of gone) if (typeof link === "number") dropLink(graph, link);
+  node.inputs = [...first, ...moved.map(({ slot }) => slot)];
+  const places = new Map(moved.map(({ from }, at) => [from, first.length + at]));
+  for (const link of graph.links) {
+    if (Array.isArray(link)) {
+      if (link[3] === node.id) link[4] = places.get(link[4]) ?? link[4];
+    } else if (link.target_id === node.id) link.target_slot = places.get(link.target_slot) ?? link.target_slot;
+  }
+}
+
+/** @type {(graph: SavedGraph, gone: number) => void} */
+function dropLink(graph, gone) {
   graph.links = graph.links.filter((link) => numberOf(link) !== gone);
   for (const slot of graph.nodes.flatMap(({ outputs }) => outputs ?? [])) {
     if (slot.links) slot.links = slot.links.filter((number) => number !== gone);
   }
   for (const input of graph.inputs ?? []) input.linkIds = input.linkIds?.filter((number) => number !== gone);
-  moveLinks(graph, node, at + 1, -1);
-}
-
-/** @type {(graph: SavedGraph, node: SavedNode, from: number, by: number) => void} */
-function moveLinks(graph, { id }, from, by) {
-  for (const link of graph.links) {
-    if (Array.isArray(link)) {
-      if (link[3] === id && link[4] >= from) link[4] += by;
-    } else if (link.target_id === id && link.target_slot >= from) link.target_slot += by;
-  }
 }
 
 /** @type {(link: ListedLink | NamedLink) => number} */

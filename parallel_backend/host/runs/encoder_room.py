@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import PlanRefused
@@ -10,6 +10,38 @@ from ...plan.advice import gigabytes
 from ...plan.predict.profiles import CONTEXT_BYTES
 from ..planning.devices import DeviceMemory
 from .outcome import amount
+
+
+@dataclass(frozen=True)
+class GpuRoom:
+    """The bytes that a text encoder may have on one GPU."""
+
+    device: str
+    nbytes: float
+
+    def holds(self, weight_bytes: int) -> bool:
+        """Return True if the GPU has room for a whole text encoder with these bytes of weights."""
+        return weight_bytes + CONTEXT_BYTES <= self.nbytes
+
+    def why_too_small(self, name: str, weight_bytes: int) -> str:
+        """Return the reason why the GPU does not hold a text encoder, in a sentence with the numbers."""
+        needed, weights = gigabytes(weight_bytes + CONTEXT_BYTES), gigabytes(weight_bytes)
+        free = gigabytes(self.nbytes)
+        return f"{name} needs {needed} on one GPU ({weights} of weights), and no GPU has more than {free} free."
+
+
+def emptiest_gpu(devices: Iterable[str], memory: Sequence[DeviceMemory], limit: float = 0.0) -> GpuRoom | None:
+    """Return the room on the GPU with the most free memory, or None without a GPU of this machine.
+
+    Args:
+        devices: the devices that workers use.
+        memory: the memory of this machine's devices. All memory counts if the free memory is not known.
+        limit: bytes that the user allows on each device; 0 for all.
+    """
+    used = {device for device in devices if device.startswith("cuda")}
+    free = {each.device: each.total if each.free is None else each.free for each in memory if each.device in used}
+    rooms = [GpuRoom(device, min(nbytes, limit or nbytes)) for device, nbytes in free.items()]
+    return max(rooms, key=lambda room: room.nbytes, default=None)
 
 
 @dataclass(frozen=True)
@@ -58,9 +90,8 @@ class EncoderRoom:
     @property
     def one_holds_it(self) -> bool:
         """Return True if one GPU of the workers has room for the whole encoder."""
-        on_gpus = [device for device in self._needed if device.startswith("cuda")]
-        rooms = [self._allowed(device) for device in on_gpus]
-        return any(room is not None and self.whole + CONTEXT_BYTES <= room for room in rooms)
+        gpu = emptiest_gpu(self.workers, self.memory, self.limit)
+        return gpu is not None and gpu.holds(self.whole)
 
     @property
     def _needed(self) -> Mapping[str, float]:

@@ -253,7 +253,8 @@ def test_a_checkpoint_keeps_its_prediction_type_and_its_vae(comfyui: ComfyUI, la
 def test_use_all_gpus_accepts_the_loaders_of_unsharded_models(comfyui: ComfyUI) -> None:
     loaders = {"CheckpointLoaderSimple": "sdxl-v.safetensors", "UNETLoader": "sd15.safetensors"}
     asked = [{"kind": kind, "file": file} for kind, file in loaders.items()]
-    assert requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json() == ["", ""]
+    judged = requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json()
+    assert judged == [{"swap": True, "why": ""}] * 2
 
 
 def test_a_checkpoint_of_a_sequence_parallel_model_gives_the_stock_result(

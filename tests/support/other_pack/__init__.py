@@ -23,6 +23,7 @@ from comfy_extras.nodes_custom_sampler import Guider_DualCFG
 from torch import nn
 
 from . import inputs as inputs
+from .cards import add_cards
 from .registry import NODE_CLASS_MAPPINGS as NODE_CLASS_MAPPINGS
 from .registry import node
 from .watched_routes import add_watched_routes
@@ -472,4 +473,5 @@ def make_sampler(kind: str) -> Any:
 
 
 add_watched_routes()
+add_cards()
 gc.freeze()  # ComfyUI's garbage collection after every ten seconds of work would visit a million objects of imported modules

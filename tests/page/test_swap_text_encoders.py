@@ -1,0 +1,336 @@
+"""Use all GPUs and Back to one GPU for text encoders, which change only where one GPU has no room for them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import torch
+from playwright.sync_api import Page
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.template_graphs import read, template_files
+from scripts.comfyui import ComfyUI, Graph
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.page.browser import POLLING, READY
+from tests.support.page.swapping import (
+    FLUX,
+    LOOSE,
+    PROMOTED,
+    PROMPT,
+    STATE,
+    TRACKER,
+    WORKFLOWS,
+    open_stock,
+    swap,
+    tab,
+)
+from tests.support.selection import thorough
+from tests.support.sparse_files import write_sparse
+from tests.support.tiny.flux import save_flux
+from tests.support.tiny.text_encoders import save_text_encoder
+from tests.vae.comfy_vaes import save_image_vae
+
+Put = Callable[..., None]
+
+CLIP, T5 = "clip_l.safetensors", "t5xxl_fp16.safetensors"
+"""The text encoders of FLUX.1's template: CLIP-L with random weights, and T5 XXL in its real size, without data on the disk."""
+
+GB = 1_000_000_000
+LARGE = (24 * GB, 23 * GB)
+SMALL = (2 * GB, 1 * GB)
+"""Total and free bytes of a GPU that holds both encoders, and of one that holds no CLIP-L beside a CUDA context."""
+
+WHY_CLIP = "needs 1.10 GB on one GPU (247 MB of weights), and no GPU has more than 1.00 GB free."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    """Save the files of FLUX.1's template."""
+    models = comfyui.base_dir / "models"
+    (models / "text_encoders").mkdir(exist_ok=True)
+    save_text_encoder(models / "text_encoders" / CLIP, "clip-l")
+    save_t5(models / "text_encoders" / T5)
+    save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
+    save_image_vae(models / "vae" / "ae.safetensors")
+
+
+def save_t5(path: Path) -> None:
+    comfy_on_path()
+    import comfy.ops
+    from comfy.text_encoders import t5
+
+    settings = json.loads(Path(t5.__file__).with_name("t5_config_xxl.json").read_text(encoding="utf-8"))
+    module = t5.T5(settings, dtype=torch.bfloat16, device="meta", operations=comfy.ops.disable_weight_init)
+    write_sparse(path, module.state_dict())
+
+
+@pytest.fixture
+def cards(comfyui: ComfyUI) -> Iterator[Put]:
+    """Provide a function that gives the check of loaders GPUs with these total and free bytes."""
+
+    def put(*pairs: tuple[int, int]) -> None:
+        requests.post(f"{comfyui.url}/other_pack/cards", json=pairs, timeout=60).raise_for_status()
+
+    yield put
+    put()
+
+
+def judged(comfyui: ComfyUI, **loader: str) -> tuple[bool, str]:
+    """Return the server's answer about a loader."""
+    asked = [{"kind": "CLIPLoader", "file": CLIP, "type": "stable_diffusion"} | loader]
+    (answer,) = requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json()
+    return answer["swap"], answer["why"]
+
+
+DUAL = {"kind": "DualCLIPLoader", "file": CLIP, "second_file": T5, "type": "flux"}
+
+
+def test_a_text_encoder_is_swapped_only_if_no_gpu_holds_it(comfyui: ComfyUI, cards: Put) -> None:
+    assert judged(comfyui) == (False, ""), "without a GPU"
+    for pairs in ([LARGE, LARGE], [SMALL, LARGE], [SMALL]):
+        cards(*pairs)
+        assert judged(comfyui) == (False, ""), pairs
+    cards(SMALL, SMALL)
+    assert judged(comfyui) == (True, f"{CLIP} {WHY_CLIP}")
+    cards((24 * GB, 9 * GB), (24 * GB, 10 * GB))
+    why = f"{CLIP} with {T5} needs 10.62 GB on one GPU (9.77 GB of weights), and no GPU has more than 10.00 GB free."
+    assert judged(comfyui, **DUAL) == (True, why)
+
+
+def test_a_large_text_encoder_that_the_workers_cannot_run_stays_with_the_reason(comfyui: ComfyUI, cards: Put) -> None:
+    folder = comfyui.base_dir / "models" / "text_encoders"
+    with (folder / "pickle.pt").open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.truncate(200_000_000)
+    write_sparse(folder / "another.safetensors", {"img_in.weight": torch.empty(10_000, 10_000, device="meta")})
+    for name, why in (
+        ("pickle.pt", r"pickle\.pt is a PyTorch pickle, which is not supported"),
+        ("another.safetensors", r"another\.safetensors lacks the tensor clip_l\.\S+: choose a complete text encoder"),
+        ("nothing.safetensors", r"nothing\.safetensors is no file in models/text_encoders: download it"),
+        (CLIP, r"Not enough memory for the text encoder: its workers on cuda:0 need 1\.\d\d GB .* cuda:0 has 900 MB:"),
+    ):
+        cards(*[(900_000_000, 900_000_000) if name == CLIP else SMALL] * 2)
+        swapped, said = judged(comfyui, file=name)
+        assert not swapped and re.match(why, said), said
+    cards(LARGE, LARGE)
+    assert judged(comfyui, file="pickle.pt") == (False, ""), "one GPU holds it"
+
+
+def single(page: Page, device: str = "default") -> None:
+    """Open a graph that encodes a prompt with one text encoder, and saves the conditioning."""
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'encoder')")
+    page.evaluate(
+        """([file, device]) => {
+            const [loader, text, all, save] = ["CLIPLoader", "CLIPTextEncode", "PackEverything", "SaveConditioning"]
+                .map(type => app.graph.add(LiteGraph.createNode(type)));
+            for (const [at, value] of [file, "stable_diffusion", device].entries()) loader.widgets[at].value = value;
+            text.widgets[0].value = "a (red:1.3) fox";
+            for (const [from, to, name] of [[loader, text, "clip"], [text, all, "conditioning"], [all, save, "conditioning"]])
+                from.connect(0, to, to.inputs.findIndex(input => input.name === name));
+        }""",
+        [CLIP, device],
+    )
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
+
+
+def kinds(prompt: Graph) -> set[str]:
+    """Return the node classes of a graph. A node that is not installed has none."""
+    return {each.get("class_type", "") for each in prompt.values()}
+
+
+def conditioning(comfyui: ComfyUI, prompt: Graph) -> Tensor:
+    """Return the conditioning that a queued graph saves."""
+    outputs = comfyui.queue(prompt, timeout=300).check().outputs
+    (saved,) = (output["conditioning"][0] for output in outputs.values() if "conditioning" in output)
+    return load_file(comfyui.input_dir / saved["filename"])["cond"]
+
+
+def test_a_text_encoder_too_large_for_one_gpu_is_swapped_with_the_reason_and_back(
+    page: Page, comfyui: ComfyUI, cards: Put
+) -> None:
+    """The queued graph makes the same conditioning. Back to one GPU restores the workflow, and one undo reverts that."""
+    cards(SMALL, SMALL)
+    single(page)
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    text = swap(page, "Use all GPUs")
+    assert "1 text encoder on all GPUs" in text, text
+    assert f"Load CLIP was swapped: {CLIP} {WHY_CLIP}" in text, text
+    swapped, queued = page.evaluate(STATE), page.evaluate(PROMPT)
+    assert kinds(queued) == kinds(prompt) - {"CLIPLoader"} | {"LoadParallelCLIP"}
+    assert page.evaluate(LOOSE) == []
+    assert torch.equal(conditioning(comfyui, queued), conditioning(comfyui, prompt))
+    assert "1 text encoder back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+    undone = page.evaluate(f"{TRACKER}.undoQueue.length") - 1
+    page.evaluate("document.activeElement?.blur()")
+    page.keyboard.press("Control+z")
+    page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=undone, polling=POLLING)
+    page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
+    assert page.evaluate(STATE) == swapped
+
+
+@thorough
+def test_a_text_encoder_that_one_gpu_holds_or_that_is_on_the_cpu_stays_without_a_word(page: Page, cards: Put) -> None:
+    for device, pairs in (("default", [LARGE, LARGE]), ("default", []), ("cpu", [SMALL, SMALL])):
+        cards(*pairs)
+        single(page, device)
+        before = page.evaluate(STATE)
+        text = swap(page, "Use all GPUs")
+        assert "No loader here can change to all GPUs." in text, text
+        assert "Load CLIP" not in text and CLIP not in text, text
+        assert page.evaluate(STATE) == before
+
+
+def swap_flux(page: Page, more: Callable[[], Any] = lambda: None) -> tuple[str, dict[str, Any]]:
+    """Swap the loaders of FLUX.1's template and back; return the message of the swap and the queued loader of text encoders.
+
+    Args:
+        more: changes the template before.
+    """
+    open_stock(page, FLUX)
+    more()
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
+    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    text = swap(page, "Use all GPUs")
+    state, queued = page.evaluate(STATE), page.evaluate(PROMPT)
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(LOOSE) == []
+    page.evaluate("state => app.loadGraphData(state, true, true, 'saved')", state)
+    assert page.evaluate(PROMPT) == queued, "what was saved opens as it was"
+    swap(page, "Back to one GPU")
+    assert page.evaluate(PROMPT) == prompt
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(STATE)["definitions"] == before["definitions"], "bit for bit"
+    (loader,) = (each for each in queued.values() if "CLIP" in each["class_type"] and "type" in each["inputs"])
+    return text, loader
+
+
+def test_two_text_encoders_of_a_subgraph_are_swapped_with_their_promoted_fields_and_back(
+    page: Page, cards: Put
+) -> None:
+    cards((24 * GB, 10 * GB), (24 * GB, 10 * GB))
+    text, loader = swap_flux(page)
+    assert "1 model, 1 text encoder and 1 VAE on all GPUs" in text, text
+    assert f"Load CLIP (Dual) was swapped: {CLIP} with {T5} needs 10.62 GB on one GPU" in text, text
+    assert loader["class_type"] == "LoadParallelCLIP"
+    none = {"clip_name3": "none", "clip_name4": "none"}
+    assert loader["inputs"] == {"clip_name": CLIP, "clip_name2": T5, "type": "flux"} | none
+
+
+@thorough
+def test_two_text_encoders_that_one_gpu_holds_stay_in_their_subgraph(page: Page, cards: Put) -> None:
+    cards(LARGE, LARGE)
+    text, loader = swap_flux(page)
+    assert "1 model and 1 VAE on all GPUs" in text, text
+    assert "CLIP" not in text, text
+    assert loader["class_type"] == "DualCLIPLoader"
+
+
+@thorough
+def test_a_promoted_device_keeps_the_loader_with_the_reason(page: Page, cards: Put) -> None:
+    """Load Parallel CLIP has no such field."""
+    cards((24 * GB, 10 * GB), (24 * GB, 10 * GB))
+
+    def promote() -> None:
+        page.evaluate(
+            """() => {
+                const [graph] = [...app.rootGraph.subgraphs.values()];
+                const loader = graph.nodes.find(node => node.type === "DualCLIPLoader");
+                const slot = loader.inputs.findIndex(input => input.name === "device");
+                graph.inputNode.emptySlot.connect(loader.inputs[slot], loader);
+            }"""
+        )
+
+    text, loader = swap_flux(page, promote)
+    assert "Load CLIP (Dual) was not swapped: its device comes over a link." in text, text
+    assert loader["class_type"] == "DualCLIPLoader"
+
+
+@thorough
+def test_a_parallel_loader_of_text_encoders_goes_back_by_its_number_of_files(page: Page) -> None:
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'ours')")
+    page.evaluate(
+        """files => {
+            for (const [type, ...more] of files) {
+                const node = app.graph.add(LiteGraph.createNode("LoadParallelCLIP"));
+                const values = { type, clip_name: more[0], clip_name2: more[1], clip_name3: more[2] };
+                for (const widget of node.widgets) widget.value = values[widget.name] ?? widget.value;
+                const text = app.graph.add(LiteGraph.createNode("CLIPTextEncode"));
+                node.connect(0, text, text.inputs.findIndex(input => input.name === "clip"));
+            }
+        }""",
+        [["wan", T5], ["flux", CLIP, T5], ["sd3", CLIP, CLIP, T5]],
+    )
+    text = swap(page, "Back to one GPU")
+    assert "2 text encoders back on one GPU" in text, text
+    assert "Load Parallel CLIP was not swapped: there is no such loader for one GPU." in text, text
+    assert page.evaluate(LOOSE) == []
+    loaders = [each["inputs"] for each in page.evaluate(PROMPT).values() if "type" in each["inputs"]]
+    assert loaders[:2] == [
+        {"clip_name": T5, "type": "wan", "device": "default"},
+        {"clip_name1": CLIP, "clip_name2": T5, "type": "flux", "device": "default"},
+    ]
+    assert "2 text encoders in this workflow" not in tab(page).inner_text()
+
+
+TOO_LARGE = """() => {
+    const fetch = app.api.fetchApi.bind(app.api);
+    app.api.fetchApi = async (path, options) => path !== "/parallel/loaders" ? fetch(path, options) : new Response(
+        JSON.stringify(JSON.parse(options.body).map(({ kind }) => ({ swap: kind === "DualCLIPLoader", why: "It is large." }))),
+    );
+}"""
+"""JavaScript that gives the page the server's answer about files that are not here: each pair of text encoders is too large."""
+
+
+def in_parallel(prompt: Graph) -> Graph:
+    """Return a copy of the graph with Load Parallel CLIP in place of each DualCLIPLoader, without titles."""
+    graph = {name: {key: each[key] for key in each if key != "_meta"} for name, each in copy.deepcopy(prompt).items()}
+    for each in graph.values():
+        if each.get("class_type") == "DualCLIPLoader":
+            inputs = each["inputs"]
+            files = {"clip_name": inputs["clip_name1"], "clip_name2": inputs["clip_name2"]}
+            each["class_type"] = "LoadParallelCLIP"
+            each["inputs"] = files | {"type": inputs["type"], "clip_name3": "none", "clip_name4": "none"}
+    return graph
+
+
+@thorough
+def test_every_template_with_two_text_encoders_is_swapped_and_back(page: Page) -> None:
+    """No link gets loose, no promoted field is lost, and what is saved opens as it was."""
+    graphs = {path.stem: read(path) for path in template_files()}
+    names = [name for name, graph in graphs.items() if any(each.kind == "DualCLIPLoader" for each in graph.values())]
+    assert len(names) > 20
+    page.evaluate(TOO_LARGE)
+    wrong = {}
+    for name in names:
+        open_stock(page, name)
+        page.evaluate(
+            f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE)
+        )  # loads the graph as Undo does
+        before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+        promoted, loose = page.evaluate(PROMOTED), page.evaluate(LOOSE)  # some templates have loose links of their own
+        text, swapped = swap(page, "Use all GPUs"), page.evaluate(PROMPT)
+        page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+        checks = {
+            "message": "was swapped: It is large." in text,
+            "queued": in_parallel(swapped) == in_parallel(prompt) and "DualCLIPLoader" not in kinds(swapped),
+            "saved": page.evaluate(PROMPT) == swapped,
+            "promoted": page.evaluate(PROMOTED) == promoted,
+            "loose": page.evaluate(LOOSE) == loose,
+        }
+        swap(page, "Back to one GPU")
+        checks["back"] = page.evaluate(STATE) == before
+        if failed := [what for what, held in checks.items() if not held]:
+            wrong[name] = failed
+        page.evaluate(f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})")
+    page.reload()
+    page.wait_for_function(READY, polling=POLLING)
+    assert wrong == {}
