@@ -9,11 +9,10 @@ from comfy_api.latest import io
 
 import nodes as comfy_nodes  # type: ignore[import-not-found]
 
-from ..parallel_backend.errors import Refused
 from ..parallel_backend.plan import ParallelPlan
 from . import without_plan
 from .clip.clip import load_clip
-from .model.files import CHECKPOINTS
+from .model.files import CHECKPOINTS, path_in
 from .parallel_plan import PlanType
 from .runtime import CATEGORY, backend
 
@@ -33,23 +32,10 @@ def types() -> list[str]:
     return list(kinds)
 
 
-def find(name: str) -> str | None:
-    """Return the path of a text encoder's file, or of a file of models/checkpoints if the name begins with that folder."""
-    path = folder_paths.get_full_path(FOLDER, name)
-    if path is None and name.startswith(f"{CHECKPOINTS}/"):
-        path = folder_paths.get_full_path(CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/"))
-    return None if path is None else str(path)
-
-
-def path_of(name: str) -> str:
-    """Return the path of a file as `find` does.
-
-    Raises:
-        Refused: the file is gone.
-    """
-    if (path := find(name)) is None:
-        raise Refused(f"{name} is not a file in models/{FOLDER} or models/{CHECKPOINTS}: download it, or pick another.")
-    return path
+def place_of(name: str) -> tuple[str, str]:
+    """Return the model folder of a choice, and the name in it. Choices of models/checkpoints begin with that folder."""
+    full = name.startswith(f"{CHECKPOINTS}/")
+    return (CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/")) if full else (FOLDER, name)
 
 
 class LoadParallelCLIP(io.ComfyNode):
@@ -97,7 +83,7 @@ class LoadParallelCLIP(io.ComfyNode):
     def fingerprint_inputs(cls, clip_name: str, **more: object) -> str:
         """Return the files' times and sizes, so that ComfyUI loads a replaced file again."""
         names = [clip_name, *(str(more[name]) for name in FURTHER if more.get(name, NONE) != NONE)]
-        paths = [path for name in names if (path := find(name)) is not None]
+        paths = [path for name in names if (path := folder_paths.get_full_path(*place_of(name))) is not None]
         return " ".join(f"{status.st_mtime_ns} {status.st_size}" for status in map(os.stat, paths))
 
     @classmethod
@@ -113,6 +99,6 @@ class LoadParallelCLIP(io.ComfyNode):
     ) -> io.NodeOutput:
         """Check the files and the plan, and return the CLIP. Start no worker yet."""
         further = [name for name in (clip_name2, clip_name3, clip_name4) if name != NONE]
-        paths = [path_of(name) for name in (clip_name, *further)]
+        paths = [path_in(*place_of(name)) for name in (clip_name, *further)]
         plan = without_plan.plan_of(backend(), plan, devices)
         return io.NodeOutput(load_clip(backend(), paths, type, plan))

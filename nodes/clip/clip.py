@@ -20,20 +20,19 @@ from torch import Tensor, nn
 from ...parallel_backend.diffusion import ModelSpec, TextEncoderFiles
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.host.planning.devices import device_memory
 from ...parallel_backend.host.planning.planner import GIGABYTE
 from ...parallel_backend.host.runs.encoder_room import EncoderRoom
 from ...parallel_backend.models.comfyui.divided_blocks import bytes_by_rank, bytes_of
 from ...parallel_backend.models.comfyui.features.recipe import packed, unpacked
-from ...parallel_backend.models.comfyui.text_encoder import read_text_encoder
+from ...parallel_backend.models.comfyui.text_encoder import TextEncoder, read_text_encoder
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.weights.adapters.lora import AdapterSet
-from ...parallel_backend.weights.files.checkpoint import read_header
+from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.formats import FLOAT8
 from ...parallel_backend.wire.to_worker import TOKENS
-from ..memory.devices import free_devices
+from ..memory.devices import available_memory, free_devices
 from ..memory.loaded_models import MainShare, Shares, device_name
 from ..model.features.adapter_requests import loads_dynamically, patched_keys
 from ..model.features.lora import AdapterReader
@@ -60,20 +59,28 @@ def load_clip(backend: Backend, paths: Sequence[str], kind: str, plan: ParallelP
     """
     devices = planned_devices(backend.placed_on_devices(plan), torch.cuda.device_count())
     device = comfy.model_management.text_encoder_device()
-    dynamic = loads_dynamically(device)
     checkpoints = [read_header(path) for path in paths]
-    embeddings = folder_paths.get_folder_paths("embeddings")
-    encoder = read_text_encoder(checkpoints, kind, device, dynamic, embeddings)
+    encoder = read_encoder(checkpoints, kind)
     first, *further = (
-        ModelSpec(FAMILY, str(path), *each.fingerprint(), "float32", file_digest(path), dynamic=dynamic)
+        ModelSpec(
+            FAMILY, str(path), *each.fingerprint(), "float32", file_digest(path), dynamic=loads_dynamically(device)
+        )
         for path, each in zip(paths, checkpoints, strict=True)
     )
     spec = msgspec.structs.replace(first, text=TextEncoderFiles(kind, tuple(further)))
     held = bytes_by_rank(encoder.module, len(devices))
-    room = EncoderRoom(devices, tuple(held), bytes_of(encoder.module), device_memory(), plan.memory_limit * GIGABYTE)
+    memory = available_memory(backend.status().groups)
+    room = EncoderRoom(devices, tuple(held), bytes_of(encoder.module), memory, plan.memory_limit * GIGABYTE)
     room.check()
     say(room.in_words())
     return ParallelCLIP(encoder.clip, RemoteTextEncoder(backend, spec, plan, devices, max(held)), device)
+
+
+def read_encoder(checkpoints: Sequence[Checkpoint], kind: str) -> TextEncoder:
+    """Return the text encoder of files for ComfyUI's device, on the meta device. Raise Refused as `read_text_encoder` does."""
+    device = comfy.model_management.text_encoder_device()
+    embeddings = folder_paths.get_folder_paths("embeddings")
+    return read_text_encoder(checkpoints, kind, device, loads_dynamically(device), embeddings)
 
 
 @dataclass(frozen=True)

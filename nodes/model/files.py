@@ -36,6 +36,14 @@ def path_of(name: str) -> str:
     return str(path)
 
 
+def path_in(folder: str, name: str) -> str:
+    """Return the path of a file in one of ComfyUI's model folders. Raise Refused if there is none."""
+    path = folder_paths.get_full_path(folder, name)
+    if path is None:
+        raise Refused(f"{name} is no file in models/{folder}: download it, or pick another.")
+    return str(path)
+
+
 def fingerprint_of(name: str) -> str:
     """Return a checkpoint's fingerprint, which changes when the file is replaced, or the reason why it cannot be read."""
     try:

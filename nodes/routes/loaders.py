@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import comfy.model_management
-import folder_paths
 import msgspec
 from aiohttp import web
 
@@ -16,15 +14,14 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.host.planning.devices import DeviceMemory
 from ...parallel_backend.host.runs.encoder_room import EncoderRoom, emptiest_gpu
 from ...parallel_backend.models.comfyui.divided_blocks import bytes_by_rank, bytes_of
-from ...parallel_backend.models.comfyui.text_encoder import TextEncoder, read_text_encoder
 from ...parallel_backend.vae import recognise
 from ...parallel_backend.weights.files.checkpoint import read_header
 from .. import load_clip, load_vae
+from ..clip.clip import read_encoder
 from ..memory.devices import devices_and_memory
 from ..model.build import judge_model
 from ..model.checkpoint import refuse_another_class
-from ..model.features.adapter_requests import loads_dynamically
-from ..model.files import CHECKPOINTS, path_of
+from ..model.files import CHECKPOINTS, path_in, path_of
 from ..runtime import backend
 from ..without_plan import DEVICES
 from .body import Name, check_name
@@ -109,7 +106,7 @@ def why_not(loader: Loader) -> str:
                 path = path_of(f"{CHECKPOINTS}/{loader.file}")
                 refuse_another_class(read_header(path), judge_model(path))
             case "VAELoader":
-                recognise(read_header(_path_in(load_vae.FOLDER, loader.file)))
+                recognise(read_header(path_in(load_vae.FOLDER, loader.file)))
             case kind:
                 return f"this pack has no loader to replace {kind}."
     except Refused as refusal:
@@ -131,27 +128,12 @@ def _judge_text_encoder(loader: Loader, devices: Sequence[str], memory: Sequence
     gpu = emptiest_gpu(devices, memory)
     if gpu is None or len({*devices}) == 1:
         return STAYS
-    paths = [_path_in(load_clip.FOLDER, name) for name in loader.files]
+    paths = [path_in(load_clip.FOLDER, name) for name in loader.files]
     if gpu.holds(sum(map(os.path.getsize, paths))):  # the tensors are no larger than their files
         return STAYS
-    encoder = _read(paths, loader.type)
+    encoder = read_encoder([*map(read_header, paths)], loader.type)
     nbytes = bytes_of(encoder.module)
     if gpu.holds(nbytes):
         return STAYS
     EncoderRoom(tuple(devices), tuple(bytes_by_rank(encoder.module, len(devices))), nbytes, memory).check()
     return Judgement(swap=True, why=gpu.why_too_small(" with ".join(loader.files), nbytes))
-
-
-def _read(paths: list[str], kind: str) -> TextEncoder:
-    """Return a text encoder of these files on the meta device. Raise Refused if the workers cannot run it."""
-    device = comfy.model_management.text_encoder_device()
-    embeddings = folder_paths.get_folder_paths("embeddings")
-    return read_text_encoder([*map(read_header, paths)], kind, device, loads_dynamically(device), embeddings)
-
-
-def _path_in(folder: str, name: str) -> str:
-    """Return the path of a file in one of ComfyUI's model folders. Raise Refused if there is none."""
-    path: str | None = folder_paths.get_full_path(folder, name)
-    if path is None:
-        raise Refused(f"{name} is no file in models/{folder}: download it, or pick another.")
-    return path
