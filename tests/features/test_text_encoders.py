@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from torch import Tensor
 
 from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.copies.changed import copied, edit
+from tests.support.graphs.comfyui import save_families, spread
 from tests.support.graphs.flux import node
+from tests.support.graphs.sound import assert_same, both, sound_graph
 from tests.support.selection import thorough
 from tests.support.tiny.text_encoders import save_scaled_fp8, save_text_encoder
 
@@ -141,7 +146,9 @@ def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer(server: ComfyUI
 
 @pytest.mark.parametrize("second", ["clip-l.safetensors", "checkpoints/clip-l.safetensors"])
 def test_a_second_file_of_the_wrong_kind_is_refused(server: ComfyUI, second: str) -> None:
-    save_text_encoder(server.base_dir / "models" / "checkpoints" / "clip-l.safetensors", "clip-l")
+    folder = server.base_dir / "models" / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(server.base_dir / "models" / "text_encoders" / "clip-l.safetensors", folder)
     refused = node("LoadParallelCLIP", clip_name="clip-l.safetensors", clip_name2=second, type="flux")
     message = str(server.queue({**encoding(refused)}, timeout=300).error)
     assert "clip-l.safetensors, clip-l.safetensors lacks the tensor" in message
@@ -228,3 +235,61 @@ def test_a_prompt_of_20000_tokens_is_encoded_and_another_is_cancelled(server: Co
     assert run.status == "interrupted"
     graph = encoding(clip_l(), "a third prompt")
     assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
+
+
+SIZES = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 50, "num_attention_heads": 8}
+"""Sizes of a small encoder of MiniMax-H3. ComfyUI recognises the encoder by its 50 layers."""
+
+VISION = "hidden_size={}, intermediate_size={}, depth={}, deepstack_visual_indexes=[{}, {}, {}]"
+SMALL_VISION = {"hidden_size": 128, "intermediate_size": 64, "depth": 4, "deepstack_visual_indexes": [1, 2, 3]}
+
+LLAMA = "comfy/text_encoders/llama.py"
+WIDE = """hidden_size: int = 5120
+    intermediate_size: int = 25600
+    num_hidden_layers: int = 50
+    num_attention_heads: int = 64
+"""
+
+
+def save_small_h3_encoder(path: Path) -> None:
+    """Write the file of a small encoder of MiniMax-H3 with random weights."""
+    comfy_on_path()
+    from comfy.text_encoders import minimax, qwen3vl
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(qwen3vl.QWEN3VL_VISION, "qwen3vl_32b", SMALL_VISION)
+        options = {"qwen3vl_32b_model_config": SIZES}
+        encoder: Any = minimax.te()(device="cpu", dtype=torch.bfloat16, model_options=options)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, tensor in encoder.qwen3vl_32b.transformer.state_dict().items():
+        noise = 0.1 * torch.randn(tensor.shape, generator=generator)
+        tensors[name] = (noise if tensor.ndim > 1 else 1 + noise).bfloat16()
+    save_file(tensors, path)
+
+
+@thorough  # models/test_divided_blocks.py has the encoder, with a picture; families/test_minimax_h3.py the model
+def test_minimax_h3_gives_the_stock_latents_through_both_nodes(tmp_path: Path) -> None:
+    """The encoder and the model share three workers. The copy of ComfyUI knows a narrow encoder."""
+    server = copied(
+        tmp_path, LLAMA, WIDE, "\n    ".join(f"{name}: int = {size}" for name, size in SIZES.items()) + "\n"
+    )
+    wide, narrow = VISION.format(1152, 4304, 27, 8, 16, 24), VISION.format(128, 64, 4, 1, 2, 3)
+    edit(
+        tmp_path / "ComfyUI",
+        "comfy/text_encoders/qwen3vl.py",
+        f'"qwen3vl_32b": dict({wide})',
+        f'"qwen3vl_32b": dict({narrow})',
+    )
+    with server:
+        save_families(server, "minimax")
+        (server.base_dir / "models" / "text_encoders").mkdir(exist_ok=True)
+        save_small_h3_encoder(server.base_dir / "models" / "text_encoders" / "h3.safetensors")
+        graph = sound_graph("minimax", steps=2)
+        graph["clip"] = node("CLIPLoader", clip_name="h3.safetensors", type="minimax")
+        for side, text in (("positive", "a fox jumps over a dog"), ("negative", "blurry")):
+            graph[side] = node("CLIPTextEncode", clip=["clip", 0], text=text)
+        expected = both(server, graph)[:2]
+        divided = spread(graph, devices="cpu:3", cfg=1, ulysses=3)
+        divided["clip"] = node("LoadParallelCLIP", **graph["clip"]["inputs"], plan=["plan", 0])
+        assert_same(server, divided, expected)

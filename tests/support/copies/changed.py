@@ -15,13 +15,18 @@ def plain(steps: int = 3) -> Graph:
     return graph_of("wan", steps=steps)
 
 
-def copied(folder: Path, file: str, before: str, after: str, **variables: str) -> ComfyUI:
-    """Copy ComfyUI and replace `before` by `after` in a file. The copy has its own cache of verdicts."""
-    copy = folder / "ComfyUI"
-    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+def edit(copy: Path, file: str, before: str, after: str) -> None:
+    """Replace `before` by `after` in a file of a copy of ComfyUI."""
     text = (copy / file).read_text()
     assert before in text, f"{file} of this ComfyUI has no {before!r}"
     (copy / file).write_text(text.replace(before, after, 1))
+
+
+def copied(folder: Path, file: str, before: str, after: str, **variables: str) -> ComfyUI:
+    """Copy ComfyUI into `folder / "ComfyUI"`, edit a file as `edit` does, and have a cache of verdicts for the copy alone."""
+    copy = folder / "ComfyUI"
+    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+    edit(copy, file, before, after)
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
     server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret"), **cache, **variables})
     save_families(server, "wan")
