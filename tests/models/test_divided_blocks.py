@@ -17,8 +17,10 @@ from torch.utils._pytree import tree_leaves
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.divided_blocks import BlockFailed, DividedBlocks, outermost_lists, owners
+from parallel_backend.models.comfyui.proof.ranks import RankFailed
 from parallel_backend.models.comfyui.shared_decisions import SharedDecisions
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.comfyuis import is_listed
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -63,7 +65,7 @@ QWEN35 = LLM | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-GEMMA4 = LLM | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16}
+GEMMA4 = LLM | {"num_hidden_layers": 7, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16}
 GPT_OSS = LLM | {
     "head_dim": 32,
     "num_local_experts": 4,
@@ -142,6 +144,9 @@ def filled(module: nn.Module) -> nn.Module:
         if getattr(part, "weight", None) is None and hasattr(part, "in_features"):
             shape = getattr(part, "_orig_shape", (part.out_features, part.in_features))
             part.load_state_dict({"weight": torch.empty(shape)}, strict=False)
+    for name, buffer in module.named_buffers():
+        if name.endswith("layer_scalar"):  # a file's value too
+            buffer.fill_(0.7)
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -265,11 +270,15 @@ def test_every_rank_writes_the_same_text_and_caches_stay_with_their_blocks(name:
         with blocks.decisions:
             return written(encoder, small), sum(meter.sent.values())
 
+    if name == "Gemma 4" and not is_listed():  # its caches are objects of ComfyUI's from 0.33 on
+        with pytest.raises(RankFailed, match="which cannot be sent: use Load CLIP"):
+            run_ranks(RANKS, on_rank)
+        return
     results = run_ranks(RANKS, on_rank)
     assert all(tokens == expected for tokens, _ in results)
     layers, width = small.sizes["num_hidden_layers"], small.sizes["hidden_size"]
     hidden = 4 * (RANKS - 1) * layers * width * (2 * 77 + WRITTEN)  # the prompt with a picture's tokens, and each token
-    if name != "Gemma 4":  # whose blocks pass keys and values to later blocks
+    if name != "Gemma 4":  # whose blocks share keys and values
         assert sum(sent for _, sent in results) < 5 * hidden
 
 

@@ -6,6 +6,7 @@ Everything outside the blocks runs on every rank. So every rank calls the same b
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -72,6 +73,10 @@ STATE = "past_key_value"
 """Keyword of a block's state, which holds the keys and values of earlier tokens. The block's second result is its next state."""
 
 
+SHARED = "shared_kv"
+"""Keyword with which a block takes the keys and values of another block, which may be the other block's state (Gemma 4)."""
+
+
 class _BlockReply(msgspec.Struct, frozen=True):
     """The owner's description of a block's results.
 
@@ -132,6 +137,8 @@ class DividedBlocks:
         self._host = host
         self.on_block = on_block
         self.decisions = SharedDecisions(axis, host)
+        every = [block for _, blocks in outermost_lists(module) for block in blocks]
+        self._keeps_states = not any(SHARED in inspect.signature(block.forward).parameters for block in every)
         for path, blocks in outermost_lists(module):
             for number, (block, owner) in enumerate(zip(blocks, owners([*blocks], axis.size), strict=True)):
                 run = functools.partial(self._run, f"{path}.{number}", block.forward, owner)
@@ -142,7 +149,7 @@ class DividedBlocks:
     def _run(self, name: str, forward: Callable[..., Any], owner: int, *args: Any, **kwargs: Any) -> Any:
         """Return a block's results. A collective of all ranks.
 
-        The tensors of a block's next state are on the meta device, except on the owner.
+        The tensors of a block's next state are on the meta device, except on the owner, unless blocks share their states.
 
         Raises:
             BlockFailed: the block has raised an error on its rank.
@@ -173,7 +180,8 @@ class DividedBlocks:
         self, name: str, forward: Callable[..., Any], arguments: Sequence[Tensor], args: Any, kwargs: Any
     ) -> Any:
         """Run a block on its own rank, and send its results. A collective of all ranks."""
-        state = {id(leaf) for leaf in tree_leaves(kwargs.get(STATE))}
+        keeps_state = self._keeps_states and kwargs.get(STATE) is not None
+        state = {id(leaf) for leaf in tree_leaves(kwargs[STATE])} if keeps_state else set()
         versions = [_version(argument) for argument in arguments]
         sent: list[Tensor] = []
         try:
@@ -184,7 +192,7 @@ class DividedBlocks:
                 if _version(argument) != version and id(argument) not in state
             ]
             described = {number: _described(arguments[number], sent) for number in changed}
-            if kwargs.get(STATE) is None or not isinstance(result, tuple):
+            if not keeps_state or not isinstance(result, tuple):
                 structure = _structure(name, result, arguments, sent)
             else:
                 first, following, *further = result
