@@ -32,14 +32,24 @@ def _qwen3() -> Any:
     return comfy.text_encoders.anima.te()
 
 
+def _qwen35() -> Any:
+    import comfy.text_encoders.qwen35
+
+    return comfy.text_encoders.qwen35.te(model_type="qwen35_08b")
+
+
 ENCODERS: Mapping[str, tuple[Callable[[], Any], torch.dtype]] = MappingProxyType(
     {
         "clip-l": (_clip_l, torch.float16),
         "t5-base": (_t5_base, torch.float32),
         "qwen3-0.6b": (_qwen3, torch.bfloat16),
+        "qwen3.5-0.8b": (_qwen35, torch.bfloat16),
     }
 )
 """ComfyUI's class of each text encoder, and the dtype of its file."""
+
+FILED = {"qwen3.5-0.8b": {"model.": "model.language_model.", "visual.": "model.visual."}}
+"""The beginnings of tensors' names in the files of encoders whose classes have others."""
 
 
 def save_text_encoder(path: Path, name: str, seed: int = 0) -> None:
@@ -52,7 +62,9 @@ def save_text_encoder(path: Path, name: str, seed: int = 0) -> None:
     tensors = {}
     for key, tensor in transformer.state_dict().items():
         noise = 0.02 * torch.randn(tensor.shape, generator=generator)
-        tensors[key] = (noise if tensor.ndim > 1 else noise + 1).to(dtype)
+        begins = next((each for each in FILED.get(name, {}) if key.startswith(each)), "")
+        filed = FILED[name][begins] + key.removeprefix(begins) if begins else key
+        tensors[filed] = (noise if tensor.ndim > 1 else noise + 1).to(dtype)
     save_file(tensors, path)
 
 
