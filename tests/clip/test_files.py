@@ -94,7 +94,7 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
 
 
 def test_ltx_2_takes_its_projection_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Load LTXV Audio Text Encoder. Both files have the real sizes, without values."""
+    """Read the headers of a Gemma 3 12B and of an LTX-2 checkpoint. Both files are sparse: they have real sizes and no values."""
     comfy_on_path()
     from comfy.text_encoders import lt
 

@@ -171,7 +171,7 @@ OF_COMFYUI = {
 each forward.
 """
 
-OF_A_STEP = Counter(repeat=1, clone=1, copy_=3, add=1, div=2, cat=1, add_=1, zeros_like=1, sub=2)
+OF_A_STEP = Counter(repeat=1, clone=1, copy_=2, add=1, div=2, cat=2, add_=1, zeros_like=1, sub=2)
 """Kernels of euler's step and of a preview, which ComfyUI's process launches outside of its model's forward."""
 
 OF_SOUND = OF_A_STEP + Counter(_to_copy=2, clone=2, mul=3, cat=2)
@@ -218,8 +218,7 @@ def test_no_step_exceeds_its_limits(case: str, short: dict[str, dict[str, Any]])
         one, (least, each_block, *_) = short[on_one_rank(case)], LIMITS[on_one_rank(case)]
         kernels += one["kernels"] - least
         blocks = {kind: limit + one["blocks"][kind] - each_block[kind] for kind, limit in blocks.items()}
-    if found["kernels"] > kernels:
-        tell_new("kernels of a step", {f"{case} ({found['kernels']}, at most {kernels} expected)"})
+    assert found["kernels"] <= kernels
     assert found["blocks"].keys() == blocks.keys()
     assert all(found["blocks"][kind] <= limit for kind, limit in blocks.items())
     assert found["collectives"] <= collectives
@@ -331,9 +330,7 @@ def test_the_page_has_a_row_for_each_case() -> None:
 
 @thorough
 def test_the_page_equals_the_commands_output() -> None:
-    """Only FLUX.1 is compared, as all rows take the command minutes. The page counts ComfyUI 0.30."""
-    if not is_listed():
-        pytest.skip("the page counts ComfyUI 0.30")
+    """Compare the rows of FLUX.1 alone, as all rows take the command minutes."""
     printed = rows(subprocess.run([*COMMAND, "--only", "FLUX.1-dev,"], cwd=ROOT, capture_output=True, text=True).stdout)
     page = rows(PAGE.read_text())
     assert len(printed) == sum("FLUX.1-dev," in case for case in page)
@@ -358,4 +355,4 @@ def test_one_rank_launches_no_kernel_that_comfyui_does_not() -> None:
     assert len(found) == 6
     for name, case in found.items():
         named = OF_SOUND if name in ("MiniMax-H3", "LTX-2") else OF_A_STEP
-        tell_new(f"kernels of one rank, beside {case}", {f"{name}: {each}" for each in Counter(case["more"]) - named})
+        assert Counter(case["more"]) <= named, (name, case)

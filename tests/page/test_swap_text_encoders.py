@@ -19,19 +19,9 @@ from torch import Tensor
 from benchmarks.template_graphs import read, template_files
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.page import swapping
 from tests.support.page.browser import POLLING, READY
-from tests.support.page.swapping import (
-    FLUX,
-    LOOSE,
-    PROMOTED,
-    PROMPT,
-    STATE,
-    TRACKER,
-    WORKFLOWS,
-    open_stock,
-    swap,
-    tab,
-)
+from tests.support.page.swapping import open_stock, swap, tab
 from tests.support.selection import thorough
 from tests.support.sparse_files import write_sparse
 from tests.support.tiny.flux import save_flux
@@ -138,7 +128,7 @@ def single(page: Page, device: str = "default") -> None:
         }""",
         [CLIP, device],
     )
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
+    reload(page)
 
 
 def kinds(prompt: Graph) -> set[str]:
@@ -159,22 +149,22 @@ def test_a_text_encoder_too_large_for_one_gpu_is_swapped_with_the_reason_and_bac
     """The queued graph makes the same conditioning. Back to one GPU restores the workflow, and one undo reverts that."""
     cards(SMALL, SMALL)
     single(page)
-    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    before, prompt = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
     text = swap(page, "Use all GPUs")
     assert "1 text encoder on all GPUs" in text, text
     assert f"Load CLIP was swapped: {CLIP} {WHY_CLIP}" in text, text
-    swapped, queued = page.evaluate(STATE), page.evaluate(PROMPT)
+    swapped, queued = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
     assert kinds(queued) == kinds(prompt) - {"CLIPLoader"} | {"LoadParallelCLIP"}
-    assert page.evaluate(LOOSE) == []
+    assert page.evaluate(swapping.LOOSE) == []
     assert torch.equal(conditioning(comfyui, queued), conditioning(comfyui, prompt))
     assert "1 text encoder back on one GPU" in swap(page, "Back to one GPU")
-    assert page.evaluate(STATE) == before
-    undone = page.evaluate(f"{TRACKER}.undoQueue.length") - 1
+    assert page.evaluate(swapping.STATE) == before
+    undone = page.evaluate(f"{swapping.TRACKER}.undoQueue.length") - 1
     page.evaluate("document.activeElement?.blur()")
     page.keyboard.press("Control+z")
-    page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=undone, polling=POLLING)
-    page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
-    assert page.evaluate(STATE) == swapped
+    page.wait_for_function(f"count => {swapping.TRACKER}.undoQueue.length === count", arg=undone, polling=POLLING)
+    page.wait_for_function(f"!{swapping.TRACKER}._restoringState", polling=POLLING)
+    assert page.evaluate(swapping.STATE) == swapped
 
 
 @thorough
@@ -182,11 +172,16 @@ def test_a_text_encoder_that_one_gpu_holds_or_that_is_on_the_cpu_stays_without_a
     for device, pairs in (("default", [LARGE, LARGE]), ("default", []), ("cpu", [SMALL, SMALL])):
         cards(*pairs)
         single(page, device)
-        before = page.evaluate(STATE)
+        before = page.evaluate(swapping.STATE)
         text = swap(page, "Use all GPUs")
         assert "No loader here can change to all GPUs." in text, text
         assert "Load CLIP" not in text and CLIP not in text, text
-        assert page.evaluate(STATE) == before
+        assert page.evaluate(swapping.STATE) == before
+
+
+def reload(page: Page) -> None:
+    """Load the open graph anew, as Undo does."""
+    page.evaluate(f"state => {swapping.TRACKER}.updateState([state], [])", page.evaluate(swapping.STATE))
 
 
 def swap_flux(page: Page, more: Callable[[], Any] = lambda: None) -> tuple[str, dict[str, Any]]:
@@ -195,20 +190,24 @@ def swap_flux(page: Page, more: Callable[[], Any] = lambda: None) -> tuple[str, 
     Args:
         more: changes the template before.
     """
-    open_stock(page, FLUX)
+    open_stock(page, swapping.FLUX)
     more()
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
-    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    reload(page)
+    before, prompt, promoted = (
+        page.evaluate(swapping.STATE),
+        page.evaluate(swapping.PROMPT),
+        page.evaluate(swapping.PROMOTED),
+    )
     text = swap(page, "Use all GPUs")
-    state, queued = page.evaluate(STATE), page.evaluate(PROMPT)
-    assert page.evaluate(PROMOTED) == promoted
-    assert page.evaluate(LOOSE) == []
+    state, queued = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
+    assert page.evaluate(swapping.PROMOTED) == promoted
+    assert page.evaluate(swapping.LOOSE) == []
     page.evaluate("state => app.loadGraphData(state, true, true, 'saved')", state)
-    assert page.evaluate(PROMPT) == queued, "what was saved opens as it was"
+    assert page.evaluate(swapping.PROMPT) == queued, "what was saved opens as it was"
     swap(page, "Back to one GPU")
-    assert page.evaluate(PROMPT) == prompt
-    assert page.evaluate(PROMOTED) == promoted
-    assert page.evaluate(STATE)["definitions"] == before["definitions"], "bit for bit"
+    assert page.evaluate(swapping.PROMPT) == prompt
+    assert page.evaluate(swapping.PROMOTED) == promoted
+    assert page.evaluate(swapping.STATE)["definitions"] == before["definitions"], "bit for bit"
     (loader,) = (each for each in queued.values() if "CLIP" in each["class_type"] and "type" in each["inputs"])
     return text, loader
 
@@ -236,7 +235,7 @@ def test_two_text_encoders_that_one_gpu_holds_stay_in_their_subgraph(page: Page,
 
 @thorough
 def test_a_promoted_device_keeps_the_loader_with_the_reason(page: Page, cards: Put) -> None:
-    """Load Parallel CLIP has no such field."""
+    """Link `device`, which Load Parallel CLIP lacks, to a field of the subgraph."""
     cards((24 * GB, 10 * GB), (24 * GB, 10 * GB))
 
     def promote() -> None:
@@ -272,8 +271,8 @@ def test_a_parallel_loader_of_text_encoders_goes_back_by_its_number_of_files(pag
     text = swap(page, "Back to one GPU")
     assert "2 text encoders back on one GPU" in text, text
     assert "Load Parallel CLIP was not swapped: there is no such loader for one GPU." in text, text
-    assert page.evaluate(LOOSE) == []
-    loaders = [each["inputs"] for each in page.evaluate(PROMPT).values() if "type" in each["inputs"]]
+    assert page.evaluate(swapping.LOOSE) == []
+    loaders = [each["inputs"] for each in page.evaluate(swapping.PROMPT).values() if "type" in each["inputs"]]
     assert loaders[:2] == [
         {"clip_name": T5, "type": "wan", "device": "default"},
         {"clip_name1": CLIP, "clip_name2": T5, "type": "flux", "device": "default"},
@@ -312,25 +311,28 @@ def test_every_template_with_two_text_encoders_is_swapped_and_back(page: Page) -
     wrong = {}
     for name in names:
         open_stock(page, name)
-        page.evaluate(
-            f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE)
-        )  # loads the graph as Undo does
-        before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
-        promoted, loose = page.evaluate(PROMOTED), page.evaluate(LOOSE)  # some templates have loose links of their own
-        text, swapped = swap(page, "Use all GPUs"), page.evaluate(PROMPT)
-        page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+        reload(page)
+        before, prompt = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
+        promoted, loose = (
+            page.evaluate(swapping.PROMOTED),
+            page.evaluate(swapping.LOOSE),
+        )  # some templates have loose links of their own
+        text, swapped = swap(page, "Use all GPUs"), page.evaluate(swapping.PROMPT)
+        reload(page)
         checks = {
             "message": "was swapped: It is large." in text,
             "queued": in_parallel(swapped) == in_parallel(prompt) and "DualCLIPLoader" not in kinds(swapped),
-            "saved": page.evaluate(PROMPT) == swapped,
-            "promoted": page.evaluate(PROMOTED) == promoted,
-            "loose": page.evaluate(LOOSE) == loose,
+            "saved": page.evaluate(swapping.PROMPT) == swapped,
+            "promoted": page.evaluate(swapping.PROMOTED) == promoted,
+            "loose": page.evaluate(swapping.LOOSE) == loose,
         }
         swap(page, "Back to one GPU")
-        checks["back"] = page.evaluate(STATE) == before
+        checks["back"] = page.evaluate(swapping.STATE) == before
         if failed := [what for what, held in checks.items() if not held]:
             wrong[name] = failed
-        page.evaluate(f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})")
+        page.evaluate(
+            f"{swapping.WORKFLOWS}.closeWorkflow({swapping.WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
+        )
     page.reload()
     page.wait_for_function(READY, polling=POLLING)
     assert wrong == {}

@@ -108,11 +108,11 @@ def test_one_gpu_holds_an_encoder_that_fits_into_the_most_free_memory() -> None:
     gpus = [
         DeviceMemory(f"cuda:{index}", "", 24_000_000_000, free) for index, free in enumerate((2, 9_000_000_000, None))
     ]
-    assert emptiest_gpu(["cuda:0", "cuda:1"], gpus) == GpuRoom("cuda:1", 9_000_000_000)
-    assert emptiest_gpu(["cuda:0", "cuda:1", "cuda:2"], gpus) == GpuRoom("cuda:2", 24_000_000_000), "unknown: all of it"
-    assert emptiest_gpu(["cuda:1"], gpus, limit=4e9) == GpuRoom("cuda:1", 4e9)
+    assert emptiest_gpu(["cuda:0", "cuda:1"], gpus) == GpuRoom(9_000_000_000)
+    assert emptiest_gpu(["cuda:0", "cuda:1", "cuda:2"], gpus) == GpuRoom(24_000_000_000), "unknown: all of it"
+    assert emptiest_gpu(["cuda:1"], gpus, limit=4e9) == GpuRoom(4e9)
     assert emptiest_gpu(["cpu", "tcp://host:1/cuda:0"], gpus) is None
-    gpu = GpuRoom("cuda:1", 9_000_000_000)
+    gpu = GpuRoom(9_000_000_000)
     assert gpu.holds(8_150_000_000) and not gpu.holds(8_150_000_001), "beside a CUDA context"
     assert not EncoderRoom(("cuda:1",), (9_000_000_000,), 9_000_000_000, gpus).one_holds_it
     said = gpu.why_too_small("t5.safetensors", 51_500_000_000)

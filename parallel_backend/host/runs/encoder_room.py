@@ -16,7 +16,6 @@ from .outcome import amount
 class GpuRoom:
     """The bytes that a text encoder may have on one GPU."""
 
-    device: str
     nbytes: float
 
     def holds(self, weight_bytes: int) -> bool:
@@ -39,9 +38,8 @@ def emptiest_gpu(devices: Iterable[str], memory: Sequence[DeviceMemory], limit: 
         limit: bytes that the user allows on each device; 0 for all.
     """
     used = {device for device in devices if device.startswith("cuda")}
-    free = {each.device: each.total if each.free is None else each.free for each in memory if each.device in used}
-    rooms = [GpuRoom(device, min(nbytes, limit or nbytes)) for device, nbytes in free.items()]
-    return max(rooms, key=lambda room: room.nbytes, default=None)
+    free = [each.total if each.free is None else each.free for each in memory if each.device in used]
+    return GpuRoom(min(max(free), limit or max(free))) if free else None
 
 
 @dataclass(frozen=True)

@@ -154,27 +154,20 @@ class DividedBlocks:
         Raises:
             BlockFailed: the block has raised an error on its rank.
         """
-        if self._axis.size == 1:
-            self.on_block()
-            return forward(*args, **kwargs)
         with self.decisions.suspended():
-            return self._exchanged(name, forward, owner, args, kwargs)
-
-    def _exchanged(
-        self, name: str, forward: Callable[..., Any], owner: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a block on its own rank, and return its results on every rank. A collective of all ranks."""
-        self.on_block()
-        arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if owner == self._axis.rank:
-            return self._computed(name, forward, arguments, args, kwargs)
-        reply = msgspec.msgpack.decode(self._broadcast_bytes(None, owner), type=_BlockReply)
-        if reply.error:
-            raise BlockFailed(reply.error)
-        assert reply.result is not None
-        for number, sent in reply.changed.items():
-            arguments[number].copy_(self._receive(sent, owner))
-        return self._rebuilt(reply.result, arguments, owner)
+            self.on_block()
+            if self._axis.size == 1:
+                return forward(*args, **kwargs)
+            arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if owner == self._axis.rank:
+                return self._computed(name, forward, arguments, args, kwargs)
+            reply = msgspec.msgpack.decode(self._broadcast_bytes(None, owner), type=_BlockReply)
+            if reply.error:
+                raise BlockFailed(reply.error)
+            assert reply.result is not None
+            for number, sent in reply.changed.items():
+                arguments[number].copy_(self._receive(sent, owner))
+            return self._rebuilt(reply.result, arguments, owner)
 
     def _computed(
         self, name: str, forward: Callable[..., Any], arguments: Sequence[Tensor], args: Any, kwargs: Any

@@ -95,7 +95,7 @@ MULTIPLIED = {
 
 @dataclass(frozen=True)
 class QuantisedMatrices:
-    """The use of a model's quantised matrices.
+    """The costs of a model's quantised matrices, which are expanded where they are used, or multiplied as they are stored.
 
     Attributes:
         moved: bytes that are read and written if all matrices that are expanded are expanded once.
@@ -109,7 +109,7 @@ class QuantisedMatrices:
 
 
 def quantised_matrices(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> QuantisedMatrices:
-    """Return the use of a checkpoint's quantised matrices.
+    """Return the costs of a checkpoint's quantised matrices.
 
     Matrices that ComfyUI's own operations multiply by are not expanded. With `fast_fp8`, plain fp8_e4m3fn is not expanded
     either.
