@@ -76,7 +76,7 @@ LIMITS = {
     "Wan 2.2 14B, ring 2 x ulysses 2": (146, {"WanAttentionBlock": 44}, 7, 1_555_545_600),
     "Wan 2.2 14B, cfg 2 x ulysses 4": (131, {"WanAttentionBlock": 34}, 6, 1_187_827_200),
     "Wan 2.2 14B, pipefusion 2, first stage": (142, {"WanAttentionBlock": 33}, 4, 774_144_001),
-    "Wan 2.2 14B, pipefusion 2, last stage": (180, {"WanAttentionBlock": 33}, 4, 19_353_600),
+    "Wan 2.2 14B, pipefusion 2, last stage": (184, {"WanAttentionBlock": 33}, 4, 19_353_600),
     "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0, 0),
     "Qwen-Image, ulysses 2": (168, {"QwenImageTransformerBlock": 52}, 5, 53_739_520),
     "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5, 40_501_248),
