@@ -45,6 +45,7 @@ class Text:
         self._width = width
         self._more = {"unprocessed_ltxav_embeds": True} if unprocessed else {}
         self.cond_stage_model = nn.Module()
+        self.tokenizer = None
 
     def tokenize(self, text: str, **_: Any) -> str:
         return text
