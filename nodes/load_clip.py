@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import folder_paths
 from comfy_api.latest import io
@@ -32,10 +33,31 @@ def types() -> list[str]:
     return list(kinds)
 
 
-def place_of(name: str) -> tuple[str, str]:
-    """Return the model folder of a choice, and the name in it. Choices of models/checkpoints begin with that folder."""
-    full = name.startswith(f"{CHECKPOINTS}/")
-    return (CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/")) if full else (FOLDER, name)
+def further_choices() -> list[str]:
+    """Return the choices for a further file: text encoders and full checkpoints.
+
+    A checkpoint has its plain name, as in Load LTXV Audio Text Encoder, so that a field of a subgraph may set both nodes. A name
+    that is also a text encoder's stands behind the folder's name.
+    """
+    files = folder_paths.get_filename_list(FOLDER)
+    full = folder_paths.get_filename_list(CHECKPOINTS)
+    return [NONE, *files, *(f"{CHECKPOINTS}/{name}" if name in files else name for name in full)]
+
+
+def places_of(name: str, further: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the model folder of each file, and the file's name in the folder.
+
+    Args:
+        name: the first file, a text encoder.
+        further: choices of `further_choices`.
+    """
+    places = [(FOLDER, name)]
+    for choice in further:
+        plain = choice.removeprefix(f"{CHECKPOINTS}/")
+        unknown = folder_paths.get_full_path(FOLDER, choice) is None
+        full = unknown and folder_paths.get_full_path(CHECKPOINTS, plain) is not None
+        places.append((CHECKPOINTS, plain) if full else (FOLDER, choice))
+    return places
 
 
 class LoadParallelCLIP(io.ComfyNode):
@@ -44,18 +66,21 @@ class LoadParallelCLIP(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Declare the inputs of ComfyUI's loaders of text encoders, and a plan."""
-        files = folder_paths.get_filename_list(FOLDER)
-        full = [f"{CHECKPOINTS}/{name}" for name in folder_paths.get_filename_list(CHECKPOINTS)]
+        further = further_choices()
         return io.Schema(
             node_id="LoadParallelCLIP",
             display_name="Load Parallel CLIP",
             category=CATEGORY,
-            description="Takes the place of Load CLIP and DualCLIPLoader: the same text encoder, with its blocks divided over "
+            description="Takes the place of ComfyUI's loaders of text encoders: the same encoder, with its blocks divided over "
             "several GPUs. For encoders that are larger than one GPU; prompts are not encoded faster.",
             search_aliases=["load clip", "text encoder", "clip on several devices", "dual clip loader"],
             inputs=[
-                io.Combo.Input("clip_name", options=files, tooltip="A .safetensors file in models/text_encoders."),
-                io.Combo.Input("type", options=types(), tooltip="The type, as in Load CLIP or DualCLIPLoader."),
+                io.Combo.Input(
+                    "clip_name",
+                    options=folder_paths.get_filename_list(FOLDER),
+                    tooltip="A .safetensors file in models/text_encoders.",
+                ),
+                io.Combo.Input("type", options=types(), tooltip="The type, as in Load CLIP or DualCLIPLoader: sd3 for three files, hidream for four."),
                 PlanType.Input(
                     "plan",
                     optional=True,
@@ -65,7 +90,7 @@ class LoadParallelCLIP(io.ComfyNode):
                 *(
                     io.Combo.Input(
                         name,
-                        options=[NONE, *files, *full],
+                        options=further,
                         optional=True,
                         advanced=True,
                         default=NONE,
@@ -82,8 +107,8 @@ class LoadParallelCLIP(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, clip_name: str, **more: object) -> str:
         """Return the files' times and sizes, so that ComfyUI loads a replaced file again."""
-        names = [clip_name, *(str(more[name]) for name in FURTHER if more.get(name, NONE) != NONE)]
-        paths = [path for name in names if (path := folder_paths.get_full_path(*place_of(name))) is not None]
+        further = [str(more[name]) for name in FURTHER if more.get(name, NONE) != NONE]
+        paths = [path for place in places_of(clip_name, further) if (path := folder_paths.get_full_path(*place))]
         return " ".join(f"{status.st_mtime_ns} {status.st_size}" for status in map(os.stat, paths))
 
     @classmethod
@@ -99,6 +124,6 @@ class LoadParallelCLIP(io.ComfyNode):
     ) -> io.NodeOutput:
         """Check the files and the plan, and return the CLIP. Start no worker yet."""
         further = [name for name in (clip_name2, clip_name3, clip_name4) if name != NONE]
-        paths = [path_in(*place_of(name)) for name in (clip_name, *further)]
+        paths = [path_in(*place) for place in places_of(clip_name, further)]
         plan = without_plan.plan_of(backend(), plan, devices)
         return io.NodeOutput(load_clip(backend(), paths, type, plan))

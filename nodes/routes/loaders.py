@@ -34,14 +34,14 @@ class Loader(msgspec.Struct, frozen=True):
     Attributes:
         kind: the node's class.
         file: the node's file.
-        second_file: the second file of a text encoder; empty without one.
+        further_files: the further files of a text encoder.
         type: the type of a text encoder.
         devices: the devices that the replacement would use.
     """
 
     kind: str
     file: Name
-    second_file: Name = ""
+    further_files: Annotated[tuple[Name, ...], msgspec.Meta(max_length=3)] = ()
     type: Name = ""
     devices: Name = DEVICES
 
@@ -53,7 +53,7 @@ class Loader(msgspec.Struct, frozen=True):
     @property
     def files(self) -> tuple[str, ...]:
         """Return the names of the node's files."""
-        return (self.file, self.second_file) if self.second_file else (self.file,)
+        return (self.file, *self.further_files)
 
 
 LoaderList = Annotated[list[Loader], msgspec.Meta(max_length=1000)]
@@ -74,6 +74,12 @@ class Judgement(msgspec.Struct, frozen=True):
 
 STAYS = Judgement(swap=False)
 
+LTX = "LTXAVTextEncoderLoader"
+"""ComfyUI's loader of a text encoder with a file of models/checkpoints as its second file."""
+
+TEXT_ENCODER_LOADERS = ("CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader", "QuadrupleCLIPLoader", LTX)
+"""ComfyUI's loaders that Load Parallel CLIP replaces."""
+
 MemoryOf = Callable[[str], tuple[tuple[str, ...], list[DeviceMemory]]]
 """Returns the workers' devices and the memory of this machine's devices, given the devices as a plan names them."""
 
@@ -87,7 +93,7 @@ def judge_loaders(loaders: list[Loader]) -> web.Response:
 
 def judge(loader: Loader, memory_of: MemoryOf) -> Judgement:
     """Decide about a loader."""
-    if loader.kind in ("CLIPLoader", "DualCLIPLoader"):
+    if loader.kind in TEXT_ENCODER_LOADERS:
         try:
             return _judge_text_encoder(loader, *memory_of(loader.devices))
         except Refused as refusal:
@@ -128,7 +134,10 @@ def _judge_text_encoder(loader: Loader, devices: Sequence[str], memory: Sequence
     gpu = emptiest_gpu(devices, memory)
     if gpu is None or len({*devices}) == 1:
         return STAYS
-    paths = [path_in(load_clip.FOLDER, name) for name in loader.files]
+    places = load_clip.places_of(loader.file, loader.further_files)
+    if loader.kind == LTX:
+        _check_checkpoint(loader.further_files, places)
+    paths = [path_in(*place) for place in places]
     if gpu.holds(sum(map(os.path.getsize, paths))):  # the tensors are no larger than their files
         return STAYS
     encoder = read_encoder([*map(read_header, paths)], loader.type)
@@ -137,3 +146,11 @@ def _judge_text_encoder(loader: Loader, devices: Sequence[str], memory: Sequence
         return STAYS
     EncoderRoom(tuple(devices), tuple(bytes_by_rank(encoder.module, len(devices))), nbytes, memory).check()
     return Judgement(swap=True, why=gpu.why_too_small(" with ".join(loader.files), nbytes))
+
+
+def _check_checkpoint(names: Sequence[str], places: Sequence[tuple[str, str]]) -> None:
+    """Raise Refused if the second file of Load LTXV Audio Text Encoder is another file for Load Parallel CLIP, or is missing."""
+    for name, (folder, _) in zip(names, places[1:], strict=True):
+        path_in(CHECKPOINTS, name)
+        if folder != CHECKPOINTS:
+            raise Refused(f"{name} is the name of a file in models/{folder} and in models/{CHECKPOINTS}: rename one of the two.")

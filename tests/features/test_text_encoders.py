@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.support.graphs.comfyui import save_families, spread
 from tests.support.graphs.flux import node
 from tests.support.graphs.sound import assert_same, both, sound_graph
 from tests.support.selection import thorough
-from tests.support.tiny.text_encoders import save_scaled_fp8, save_text_encoder
+from tests.support.tiny.text_encoders import NARROW, narrow_sizes, save_narrow, save_scaled_fp8, save_text_encoder
 
 TYPES = {
     "clip-l": "stable_diffusion",
@@ -70,8 +71,13 @@ def parallel(graph: Graph, workers: int) -> Graph:
 
 def conditioning(server: ComfyUI, graph: Graph) -> Tensor:
     """Return all numbers of the conditioning that a graph makes."""
+    return filed(server, graph)["cond"]
+
+
+def filed(server: ComfyUI, graph: Graph) -> dict[str, Tensor]:
+    """Return the tensors of the conditioning that a graph saves, by name."""
     (saved,) = server.queue(graph, timeout=500).check().outputs["save"]["conditioning"]
-    return load_file(server.input_dir / saved["filename"])["cond"]
+    return load_file(server.input_dir / saved["filename"])
 
 
 @pytest.mark.parametrize(
@@ -144,14 +150,15 @@ def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer(server: ComfyUI
     assert torch.equal(theirs[0], theirs[4])
 
 
-@pytest.mark.parametrize("second", ["clip-l.safetensors", "checkpoints/clip-l.safetensors"])
+@pytest.mark.parametrize("second", ["clip-l.safetensors", "checkpoints/clip-l.safetensors", "full.safetensors"])
 def test_a_second_file_of_the_wrong_kind_is_refused(server: ComfyUI, second: str) -> None:
     folder = server.base_dir / "models" / "checkpoints"
     folder.mkdir(exist_ok=True)
-    shutil.copy(server.base_dir / "models" / "text_encoders" / "clip-l.safetensors", folder)
+    for name in ("clip-l.safetensors", "full.safetensors"):
+        shutil.copy(server.base_dir / "models" / "text_encoders" / "clip-l.safetensors", folder / name)
     refused = node("LoadParallelCLIP", clip_name="clip-l.safetensors", clip_name2=second, type="flux")
     message = str(server.queue({**encoding(refused)}, timeout=300).error)
-    assert "clip-l.safetensors, clip-l.safetensors lacks the tensor" in message
+    assert f"clip-l.safetensors, {Path(second).name} lacks the tensor" in message
 
 
 def test_an_encoder_that_cannot_write_text_fails_as_in_comfyui_and_encodes_the_next_prompt(server: ComfyUI) -> None:
@@ -235,6 +242,43 @@ def test_a_prompt_of_20000_tokens_is_encoded_and_another_is_cancelled(server: Co
     assert run.status == "interrupted"
     graph = encoding(clip_l(), "a third prompt")
     assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
+
+
+SEVERAL = (
+    ("DualCLIPLoader", "sdxl", ("clip-l", "clip-g")),
+    ("DualCLIPLoader", "flux", ("clip-l", "t5-xxl")),
+    ("TripleCLIPLoader", "sd3", ("clip-l", "clip-g", "t5-xxl")),
+)
+"""ComfyUI's loaders of several files, with the type that they load and the files."""
+
+
+@thorough  # models/test_divided_blocks.py has the classes
+def test_text_encoders_of_several_files_encode_bit_by_bit_as_by_comfyuis_loaders(tmp_path: Path) -> None:
+    """The copy of ComfyUI knows narrow ones of CLIP-G and T5 XXL."""
+    server = copied(tmp_path, LLAMA, WIDE, WIDE)
+    folder = server.base_dir / "models" / "text_encoders"
+    folder.mkdir(exist_ok=True)
+    save(server, "clip-l")
+    for name, (file, _) in NARROW.items():
+        (tmp_path / "ComfyUI" / file).write_text(json.dumps(narrow_sizes(name)))
+        save_narrow(folder / f"{name}.safetensors", name)
+    with server:
+        for loader, kind, names in SEVERAL:
+            files = [f"{name}.safetensors" for name in names]
+            stock = {f"clip_name{number}": file for number, file in enumerate(files, 1)}
+            ours = {name: file for name, file in zip(("clip_name", "clip_name2", "clip_name3"), files, strict=False)}
+            typed = {"type": kind} if loader == "DualCLIPLoader" else {}
+            graph = {
+                "clip": node(loader, **stock, **typed),
+                "text": node("CLIPTextEncode", clip=["clip", 0], text=PROMPT),
+                "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="text"),
+            }
+            divided = {**graph, "plan": node("ParallelPlan", devices=f"cpu:{len(names)}")}
+            divided["clip"] = node("LoadParallelCLIP", **ours, type=kind, plan=["plan", 0])
+            theirs, equal = filed(server, graph), filed(server, divided)
+            assert len(theirs) > 1, "the texts and what is pooled"
+            assert {name: torch.equal(equal[name], theirs[name]) for name in equal} == dict.fromkeys(theirs, True)
+            assert theirs["cond"].std() > 0.01
 
 
 SIZES = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 50, "num_attention_heads": 8}

@@ -73,14 +73,14 @@ def cards(comfyui: ComfyUI) -> Iterator[Put]:
     put()
 
 
-def judged(comfyui: ComfyUI, **loader: str) -> tuple[bool, str]:
+def judged(comfyui: ComfyUI, **loader: Any) -> tuple[bool, str]:
     """Return the server's answer about a loader."""
     asked = [{"kind": "CLIPLoader", "file": CLIP, "type": "stable_diffusion"} | loader]
     (answer,) = requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json()
     return answer["swap"], answer["why"]
 
 
-DUAL = {"kind": "DualCLIPLoader", "file": CLIP, "second_file": T5, "type": "flux"}
+DUAL = {"kind": "DualCLIPLoader", "file": CLIP, "further_files": [T5], "type": "flux"}
 
 
 def test_a_text_encoder_is_swapped_only_if_no_gpu_holds_it(comfyui: ComfyUI, cards: Put) -> None:
@@ -112,6 +112,21 @@ def test_a_large_text_encoder_that_the_workers_cannot_run_stays_with_the_reason(
         assert not swapped and re.match(why, said), said
     cards(LARGE, LARGE)
     assert judged(comfyui, file="pickle.pt") == (False, ""), "one GPU holds it"
+
+
+def test_the_checkpoint_of_ltx_is_read_from_its_folder_or_refused(comfyui: ComfyUI, cards: Put) -> None:
+    checkpoints = comfyui.base_dir / "models" / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    for name in (CLIP, "ltx.safetensors"):
+        write_sparse(checkpoints / name, {"img_in.weight": torch.empty(10_000, 10_000, device="meta")})
+    cards(SMALL, SMALL)
+    for name, why in (
+        ("nothing.safetensors", "nothing.safetensors is no file in models/checkpoints: download it, or pick another."),
+        (CLIP, f"{CLIP} is the name of a file in models/text_encoders and in models/checkpoints: rename one of the two."),
+        ("ltx.safetensors", f"{CLIP}, ltx.safetensors needs values"),
+    ):
+        swapped, said = judged(comfyui, kind="LTXAVTextEncoderLoader", further_files=[name], type="ltxv")
+        assert not swapped and said.startswith(why), said
 
 
 def single(page: Page, device: str = "default") -> None:
@@ -269,44 +284,56 @@ def test_a_parallel_loader_of_text_encoders_goes_back_by_its_number_of_files(pag
         [["wan", T5], ["flux", CLIP, T5], ["sd3", CLIP, CLIP, T5]],
     )
     text = swap(page, "Back to one GPU")
-    assert "2 text encoders back on one GPU" in text, text
-    assert "Load Parallel CLIP was not swapped: there is no such loader for one GPU." in text, text
+    assert "3 text encoders back on one GPU" in text, text
     assert page.evaluate(swapping.LOOSE) == []
-    loaders = [each["inputs"] for each in page.evaluate(swapping.PROMPT).values() if "type" in each["inputs"]]
-    assert loaders[:2] == [
+    prompt = page.evaluate(swapping.PROMPT).values()
+    assert [each["inputs"] for each in prompt if each["class_type"] != "CLIPTextEncode"] == [
         {"clip_name": T5, "type": "wan", "device": "default"},
         {"clip_name1": CLIP, "clip_name2": T5, "type": "flux", "device": "default"},
+        {"clip_name1": CLIP, "clip_name2": CLIP, "clip_name3": T5},
     ]
     assert "2 text encoders in this workflow" not in tab(page).inner_text()
 
 
+IN_PARALLEL = {
+    "DualCLIPLoader": (("clip_name1", "clip_name2"), None),
+    "LTXAVTextEncoderLoader": (("text_encoder", "ckpt_name"), "ltxv"),
+    "QuadrupleCLIPLoader": (("clip_name1", "clip_name2", "clip_name3", "clip_name4"), "hidream"),
+}
+"""The files' fields of ComfyUI's loaders of several files, and the type of those that have no field for it."""
+
+FILES = ("clip_name", "clip_name2", "clip_name3", "clip_name4")
+
 TOO_LARGE = """() => {
     const fetch = app.api.fetchApi.bind(app.api);
     app.api.fetchApi = async (path, options) => path !== "/parallel/loaders" ? fetch(path, options) : new Response(
-        JSON.stringify(JSON.parse(options.body).map(({ kind }) => ({ swap: kind === "DualCLIPLoader", why: "It is large." }))),
+        JSON.stringify(JSON.parse(options.body).map(({ further_files }) => ({ swap: further_files.length > 0, why: "It is large." }))),
     );
 }"""
-"""JavaScript that gives the page the server's answer about files that are not here: each pair of text encoders is too large."""
+"""JavaScript that gives the page the server's answer about files that are not here: text encoders of several files are too large."""
 
 
 def in_parallel(prompt: Graph) -> Graph:
-    """Return a copy of the graph with Load Parallel CLIP in place of each DualCLIPLoader, without titles."""
+    """Return a copy of the graph with Load Parallel CLIP in place of each loader of several files, without titles."""
     graph = {name: {key: each[key] for key in each if key != "_meta"} for name, each in copy.deepcopy(prompt).items()}
     for each in graph.values():
-        if each.get("class_type") == "DualCLIPLoader":
+        fields, kind = IN_PARALLEL.get(each.get("class_type", ""), ((), None))
+        if fields:
             inputs = each["inputs"]
-            files = {"clip_name": inputs["clip_name1"], "clip_name2": inputs["clip_name2"]}
+            files = {name: inputs[field] for name, field in zip(FILES, fields, strict=False)}
             each["class_type"] = "LoadParallelCLIP"
-            each["inputs"] = files | {"type": inputs["type"], "clip_name3": "none", "clip_name4": "none"}
+            each["inputs"] = dict.fromkeys(FILES, "none") | files | {"type": kind or inputs["type"]}
     return graph
 
 
 @thorough
-def test_every_template_with_two_text_encoders_is_swapped_and_back(page: Page) -> None:
+def test_every_template_with_text_encoders_of_several_files_is_swapped_and_back(page: Page) -> None:
     """No link gets loose, no promoted field is lost, and what is saved opens as it was."""
     graphs = {path.stem: read(path) for path in template_files()}
-    names = [name for name, graph in graphs.items() if any(each.kind == "DualCLIPLoader" for each in graph.values())]
-    assert len(names) > 20
+    found = {name: {each.kind for each in graph.values()} & {*IN_PARALLEL} for name, graph in graphs.items()}
+    names = [name for name, kinds_here in found.items() if kinds_here]
+    assert len(names) > 40
+    assert {*IN_PARALLEL} == set().union(*found.values())
     page.evaluate(TOO_LARGE)
     wrong = {}
     for name in names:
@@ -321,7 +348,7 @@ def test_every_template_with_two_text_encoders_is_swapped_and_back(page: Page) -
         reload(page)
         checks = {
             "message": "was swapped: It is large." in text,
-            "queued": in_parallel(swapped) == in_parallel(prompt) and "DualCLIPLoader" not in kinds(swapped),
+            "queued": in_parallel(swapped) == in_parallel(prompt) and not kinds(swapped) & {*IN_PARALLEL},
             "saved": page.evaluate(swapping.PROMPT) == swapped,
             "promoted": page.evaluate(swapping.PROMOTED) == promoted,
             "loose": page.evaluate(swapping.LOOSE) == loose,

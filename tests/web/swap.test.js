@@ -315,6 +315,58 @@ test("the loader of two text encoders keeps values and links under the fields' n
   );
 });
 
+/** @type {() => import("../../web/swap/graph").SavedNode[]} */
+const WITHOUT_TYPE = () => [
+  encoder("LTXAVTextEncoderLoader", ["text_encoder", "ckpt_name"], ["g.st", "ltx.st", "default"]),
+  encoder("TripleCLIPLoader", ["clip_name1", "clip_name2", "clip_name3"], ["l.st", "g.st", "t5.st"]),
+  encoder("QuadrupleCLIPLoader", ["clip_name1", "clip_name4"], ["l.st", "g.st", "t5.st", "llama.st"]),
+];
+
+test("a loader without a type is swapped with the type that it loads, and goes back as it was", () => {
+  const swapped = WITHOUT_TYPE().map((node) => onAll(around(node), new Set(["/5"])).nodes[0]);
+  assert.deepEqual(
+    swapped.map((node) => [node?.type, node?.widgets_values]),
+    [
+      ["LoadParallelCLIP", ["g.st", "ltxv", "ltx.st"]],
+      ["LoadParallelCLIP", ["l.st", "sd3", "g.st", "t5.st"]],
+      ["LoadParallelCLIP", ["l.st", "hidream", "g.st", "t5.st", "llama.st"]],
+    ],
+  );
+  for (const node of WITHOUT_TYPE()) {
+    const files = (node.widgets_values ?? []).map(String).filter((value) => value !== "default");
+    assert.deepEqual(onOne(onAll(around(node), new Set(["/5"])), five(...files)), around(node));
+    const inputs = { text_encoder: "g.st", ckpt_name: "ltx.st", clip_name1: "l.st", clip_name2: "g.st" };
+    const prompt = { 5: { class_type: node.type, inputs: { ...inputs, clip_name3: "t5.st", clip_name4: "llama.st" } } };
+    const [found] = read([{ place: "/5", id: "5", node: /** @type {GraphNode} */ (node) }], prompt, here);
+    assert.deepEqual([found?.files, found?.type], [files, onAllType(node)]);
+  }
+});
+
+/** @type {(node: import("../../web/swap/graph").SavedNode) => unknown} */
+const onAllType = (node) => onAll(around(node), new Set(["/5"])).nodes[0]?.widgets_values?.[1];
+
+test("an app shows a swapped loader's fields under their new names, and back", () => {
+  const before = around(DUAL());
+  before.extra = {
+    linearData: {
+      inputs: [
+        ["5", "clip_name1"],
+        ["root:5:clip_name2", "clip_name2", { height: 3 }],
+        ["root:5:clip_name1", "clip_name1", { height: 3 }],
+        [6, "clip_name1"],
+      ],
+    },
+  };
+  const swapped = onAll(before, new Set(["/5"]));
+  assert.deepEqual(swapped.extra?.linearData?.inputs, [
+    ["5", "clip_name"],
+    ["root:5:clip_name2", "clip_name2", { height: 3 }],
+    ["root:5:clip_name", "clip_name", { height: 3 }],
+    [6, "clip_name1"],
+  ]);
+  assert.deepEqual(onOne(swapped, five("l.st", "t5.st")), before);
+});
+
 test("the loader of text encoders that goes back is as it was, with the device that the other node has no field for", () => {
   for (const node of [DUAL(), SINGLE()]) {
     node.widgets_values?.splice(-1, 1, "cpu");
@@ -350,12 +402,10 @@ test("a parallel loader of text encoders goes back by its number of files, also 
   assert.deepEqual(back(swapped, "t5.st", "l.st"), ["DualCLIPLoader", ["t5.st", "l.st", "flux"]]);
   const use = { place: "/5", id: "5", node: node(5, "LoadParallelCLIP") };
   for (const files of [["a.st"], ["a.st", "b.st"]]) assert.equal(goesBack(here)({ use, files }).swap, true);
-  for (const files of [
-    ["a.st", "b.st", "c.st"],
-    ["a.st", "none", "c.st"],
-  ]) {
-    assert.equal(goesBack(here)({ use, files }).swap, false);
+  for (const files of [["a.st", "b.st", "c.st"], [..."abcd"].map((name) => `${name}.st`)]) {
+    assert.equal(goesBack(here)({ use, files }).swap, true);
   }
+  assert.equal(goesBack(here)({ use, files: ["a.st", "none", "c.st"] }).swap, false);
 });
 
 test("a text encoder's loader stays without a word on the CPU and where it is off, and names a link in the way", () => {

@@ -102,7 +102,7 @@ export function read(uses, prompt, isThere) {
     if (!isThere(use.node.type)) return { use, why: { key: "swap.missing" } };
     const files = filesIn(use.node.type, inputs);
     if (!files.length || !files.every((file) => typeof file === "string")) return { use, why: { key: "swap.linked" } };
-    const { type = "" } = inputs;
+    const type = pairOfOne(use.node.type)?.type ?? inputs.type ?? "";
     if (typeof type !== "string") return { use, why: linked("type") };
     return { use, files, type };
   });

@@ -33,6 +33,7 @@ export interface SavedGraph {
   links: (ListedLink | NamedLink)[];
   /** The inputs of a subgraph. */
   inputs?: { linkIds?: number[] }[];
+  extra?: { linearData?: { inputs?: [id: string | number, field: string, ...more: unknown[]][] } };
 }
 
 export interface Workflow extends SavedGraph {

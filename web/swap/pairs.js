@@ -10,6 +10,7 @@
  * @property {string} all the node that uses all GPUs
  * @property {readonly Field[]} fields the fields of the first node, in the order of its saved values; files come first
  * @property {number} files the number of fields that name files
+ * @property {string} [type] the type of text encoder that the first node loads, which has no field for it
  * @property {"model" | "text encoder" | "vae"} holds
  */
 
@@ -50,6 +51,30 @@ export const PAIRS = [
     all: "LoadParallelCLIP",
     fields: [["clip_name1", "clip_name"], ...same(["clip_name2", "type"]), DEVICE],
     files: 2,
+    holds: "text encoder",
+  },
+  {
+    one: "LTXAVTextEncoderLoader",
+    all: "LoadParallelCLIP",
+    fields: [["text_encoder", "clip_name"], ["ckpt_name", "clip_name2"], DEVICE],
+    files: 2,
+    type: "ltxv",
+    holds: "text encoder",
+  },
+  {
+    one: "TripleCLIPLoader",
+    all: "LoadParallelCLIP",
+    fields: [["clip_name1", "clip_name"], ...same(["clip_name2", "clip_name3"])],
+    files: 3,
+    type: "sd3",
+    holds: "text encoder",
+  },
+  {
+    one: "QuadrupleCLIPLoader",
+    all: "LoadParallelCLIP",
+    fields: [["clip_name1", "clip_name"], ...same(["clip_name2", "clip_name3", "clip_name4"])],
+    files: 4,
+    type: "hidream",
     holds: "text encoder",
   },
 ];
@@ -130,7 +155,7 @@ export function pairOfOne(type) {
 export function pairOfAll(type, files) {
   const [file = ""] = files;
   const gguf = file.endsWith(".gguf");
-  if (file.startsWith("checkpoints/") || !/\.\w+$/.test(file)) return undefined;
+  if (file.startsWith("checkpoints/") || !/\.\w+$/.test(file) || files.includes(NONE)) return undefined;
   return PAIRS.find(
     (pair) => pair.all === type && pair.files === files.length && (pair.one === "UnetLoaderGGUF") === gguf,
   );

@@ -35,7 +35,7 @@ const EVERY = () => true;
 /**
  * A loader that the server judges.
  *
- * @typedef {{ kind: string, file: string, second_file: string, type: string, devices: string }} Asked
+ * @typedef {{ kind: string, file: string, further_files: string[], type: string, devices: string }} Asked
  */
 
 /** The server's answer about a loader. The reason, a sentence, is empty for a loader that changes or stays as usual. */
@@ -160,8 +160,8 @@ export class Swap {
   }
 
   /** @type {(read: Read & { files: string[] }) => Asked} */
-  #asked({ use, files: [file = "", second = ""], type = "" }) {
-    return { kind: use.node.type, file, second_file: second, type, devices: unplanned(this.#app).devices };
+  #asked({ use, files: [file = "", ...further], type = "" }) {
+    return { kind: use.node.type, file, further_files: further, type, devices: unplanned(this.#app).devices };
   }
 
   /** @type {(read: Read & { files: string[] }, judged: ReadonlyMap<string, Judgement>) => Verdict} */

@@ -65,6 +65,7 @@ export function onAll(workflow, places) {
     if (node.widgets_values) node.widgets_values = values;
     const names = renamed(pair, "all");
     setInputs(graph, node, inOrder(node.inputs ?? [], names, fieldsOfAll(pair)), [{ ...PLAN }]);
+    renameInApp(graph, node, names);
   });
 }
 
@@ -84,6 +85,7 @@ export function onOne(workflow, places) {
     const names = pair ? renamed(pair, "one") : new Map();
     const order = pair?.fields.map(([one]) => one) ?? [];
     setInputs(graph, node, inOrder(node.inputs ?? [], new Map([...names, [PLAN.name, undefined]]), order));
+    renameInApp(graph, node, names);
     for (const name of [INSTEAD_OF, ...OF_ITS_KIND]) delete node.properties[name];
     Object.assign(node.properties, before.properties);
     node.type = before.type;
@@ -125,6 +127,7 @@ function valuesForAll(values, pair) {
     if (name === undefined) kept.push(value);
     else carried[order.indexOf(name)] = value;
   }
+  if (pair.type) carried[order.indexOf("type")] = pair.type;
   return { values: carried, kept };
 }
 
@@ -197,6 +200,29 @@ function setInputs(graph, node, moved, first = []) {
     if (Array.isArray(link)) {
       if (link[3] === node.id) link[4] = places.get(link[4]) ?? link[4];
     } else if (link.target_id === node.id) link.target_slot = places.get(link.target_slot) ?? link.target_slot;
+  }
+}
+
+/**
+ * Rename a node's fields among those that the workflow's own graph shows as an app.
+ *
+ * An entry names its node by the node's id, or by a widget's id: those of graph and node, and the field's name.
+ *
+ * @param {SavedGraph} graph
+ * @param {SavedNode} node
+ * @param {ReadonlyMap<string, string | undefined>} names the new names by the old ones
+ */
+function renameInApp(graph, node, names) {
+  const inputs = graph.extra?.linearData?.inputs ?? [];
+  for (const entry of inputs) {
+    const [id, name] = entry;
+    const renamed = names.get(name);
+    if (renamed === undefined) continue;
+    const [root, of, field] = String(id).split(":");
+    if (String(id) === String(node.id)) entry[1] = renamed;
+    else if (of === String(node.id) && field === encodeURIComponent(name)) {
+      entry.splice(0, 2, [root, of, encodeURIComponent(renamed)].join(":"), renamed);
+    }
   }
 }
 

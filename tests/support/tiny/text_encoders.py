@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.support.comfy_oracle import comfy_on_path
 
@@ -57,15 +59,49 @@ def save_text_encoder(path: Path, name: str, seed: int = 0) -> None:
     comfy_on_path()
     make, dtype = ENCODERS[name]
     encoder = make()(device="meta", dtype=dtype)
-    transformer = next(encoder.children()).transformer
-    generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for key, tensor in transformer.state_dict().items():
-        noise = 0.02 * torch.randn(tensor.shape, generator=generator)
+    for key, tensor in _random(next(encoder.children()).transformer, dtype, seed):
         begins = next((each for each in FILED.get(name, {}) if key.startswith(each)), "")
         filed = FILED[name][begins] + key.removeprefix(begins) if begins else key
-        tensors[filed] = (noise if tensor.ndim > 1 else noise + 1).to(dtype)
+        tensors[filed] = tensor
     save_file(tensors, path)
+
+
+NARROW: Mapping[str, tuple[str, dict[str, int]]] = MappingProxyType(
+    {
+        "clip-g": ("comfy/clip_config_bigg.json", {"intermediate_size": 64}),
+        "t5-xxl": ("comfy/text_encoders/t5_config_xxl.json", {"d_ff": 64, "num_heads": 4}),
+    }
+)
+"""ComfyUI's file of the sizes of a large text encoder, and smaller sizes by which ComfyUI still recognises the encoder."""
+
+
+def narrow_sizes(name: str) -> dict[str, Any]:
+    """Return the smaller sizes of a text encoder, in the form of ComfyUI's file."""
+    file, smaller = NARROW[name]
+    sizes: dict[str, Any] = json.loads((Path(os.environ["COMFYUI_PATH"]) / file).read_text(encoding="utf-8"))
+    assert sizes.keys() >= smaller.keys()
+    return sizes | smaller
+
+
+def save_narrow(path: Path, name: str) -> None:
+    """Write the fp16 file of a large text encoder of smaller sizes, with random weights."""
+    comfy_on_path()
+    import comfy.clip_model
+    import comfy.ops
+    from comfy.text_encoders import t5
+
+    make = comfy.clip_model.CLIPTextModel if name == "clip-g" else t5.T5
+    module = make(narrow_sizes(name), dtype=torch.float16, device="meta", operations=comfy.ops.disable_weight_init)
+    save_file(dict(_random(module, torch.float16, seed=0)), path)
+
+
+def _random(module: Any, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield a random tensor for each tensor of a module, by its name."""
+    generator = torch.Generator().manual_seed(seed)
+    for key, tensor in module.state_dict().items():
+        noise = 0.02 * torch.randn(tensor.shape, generator=generator)
+        yield key, (noise if tensor.ndim > 1 else noise + 1).to(dtype)
 
 
 def save_scaled_fp8(path: Path, name: str) -> None:
