@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.text_encoders import counted
 from parallel_backend.diffusion import ModelSpec, TextEncoderFiles
 from parallel_backend.models.comfyui.text_encoder import read_text_encoder
 from parallel_backend.weights.adapters.merging import Keep
@@ -20,6 +22,7 @@ from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ALONE
 from parallel_backend.worker.requests.text_encoding import TextEncoderPart
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
 from tests.support.sparse_files import write_sparse
 from tests.support.tiny.text_encoders import save_text_encoder
 
@@ -91,6 +94,20 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     assert differ == []
     computed = tensors["text_projection"].nbytes if change is projected else 0
     assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed
+
+
+def test_three_ranks_read_each_byte_once_and_each_holds_its_blocks_and_all_others(tmp_path: Path) -> None:
+    comfy_on_path()
+    path = tmp_path / "clip-l.safetensors"
+    save_text_encoder(path, "clip-l")
+    sizes = {name: tensor.nbytes for name, tensor in load_file(path).items()}
+    whole = sum(sizes.values())
+    blocks = sum(nbytes for name, nbytes in sizes.items() if ".layers." in name)
+    found = run_ranks(3, functools.partial(counted, path, "stable_diffusion", 3))
+    assert sum(read for read, *_ in found) == whole
+    share = whole - blocks + blocks // 3
+    assert all(share <= held < share + 16 for _, held, *_ in found), "and a number that no file has"
+    assert all(nbytes < blocks // 3 for *_, nbytes, _ in found), "no weights travel with a prompt"
 
 
 def test_ltx_2_takes_its_projection_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

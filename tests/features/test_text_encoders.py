@@ -130,7 +130,7 @@ def with_changes(lora: str) -> Graph:
         "scaled": node("CLIPAttentionMultiply", clip=["skip", 0], q=1.2, k=0.9, v=1.0, out=1.1),
     }
     for number, clip in enumerate((["clip", 0], ["lora", 1], ["skip", 0], ["scaled", 0], ["clip", 0])):
-        graph[f"text{number}"] = node("CLIPTextEncode", clip=clip, text=f"{PROMPT} {number % 4}")
+        graph[f"text{number}"] = node("CLIPTextEncode", clip=clip, text=f"{PROMPT} embedding:fox {number % 4}")
         graph[f"save{number}"] = node("SaveConditioning", conditioning=[f"text{number}", 0], filename_prefix="text")
     return graph
 
@@ -142,12 +142,19 @@ def saved(server: ComfyUI, graph: Graph) -> list[Tensor]:
     return [load_file(server.input_dir / file)["cond"] for file in files]
 
 
-def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer(server: ComfyUI, lora: str) -> None:
+def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer_and_knows_learned_words(
+    server: ComfyUI, lora: str
+) -> None:
+    words = server.base_dir / "models" / "embeddings" / "fox.safetensors"
+    words.parent.mkdir(exist_ok=True)
+    save_file({"emb_params": torch.randn(2, 768, generator=torch.Generator().manual_seed(5))}, words)
     graph = with_changes(lora)
     ours, theirs = saved(server, parallel(graph, 2)), saved(server, graph)
     assert all(torch.equal(mine, stock) for mine, stock in zip(ours, theirs, strict=True))
     assert not any(torch.equal(theirs[0], other) for other in theirs[1:4])
     assert torch.equal(theirs[0], theirs[4])
+    graph["text0"]["inputs"]["text"] = f"{PROMPT} 0"
+    assert not torch.equal(saved(server, graph)[0], theirs[0]), "the learned word counts"
 
 
 @pytest.mark.parametrize("second", ["clip-l.safetensors", "checkpoints/clip-l.safetensors", "full.safetensors"])
