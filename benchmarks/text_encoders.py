@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,10 +36,10 @@ PROMPT = "a fox jumps over a lazy dog, oil on canvas, evening light over the riv
 PAGE = """\
 # What each rank reads, holds and sends of a text encoder
 
-`python -m benchmarks.text_encoders` counts these bytes on gloo ranks of the CPU, which read ComfyUI's small encoders at their own sizes.
-All figures are MB, by rank. Each byte of the file is read once; the bytes outside the blocks go on to the other ranks, which hold them too.
-A rank sends the results of its blocks for one prompt to every other rank. The memory of large encoders on your cards:
-[text encoders](../guide/text-encoders.md).
+`python -m benchmarks.text_encoders` counts these bytes on gloo ranks of the CPU, which read ComfyUI's small encoders at their own
+sizes. All figures are MB, by rank. Each byte of the file is read once. The bytes outside the blocks go on to the other ranks,
+which hold them too. A rank sends the results of its blocks for one prompt to every other rank. T5's file is in fp32, and ComfyUI
+holds it in half of the bytes. The memory of large encoders on your cards: [text encoders](../guide/text-encoders.md).
 
 """
 
@@ -63,8 +64,9 @@ def counted(path: Path, kind: str, ranks: int, rank: int) -> tuple[int, int, int
     loading = sum(meter.sent.values())
     clip = comfy.sd.load_clip([str(path)], clip_type=getattr(comfy.sd.CLIPType, kind.upper()))
     tokens = clip.tokenize(PROMPT)
+    encoder: Any = part.module
     with torch.no_grad(), part.blocks.decisions:
-        part.module.encode_token_weights(tokens)
+        encoder.encode_token_weights(tokens)
     length = max(len(chunk) for chunks in tokens.values() for chunk in chunks)
     return sum(bytes_read), part.store.nbytes, loading, sum(meter.sent.values()) - loading, length
 

@@ -80,7 +80,11 @@ class LoadParallelCLIP(io.ComfyNode):
                     options=folder_paths.get_filename_list(FOLDER),
                     tooltip="A .safetensors file in models/text_encoders.",
                 ),
-                io.Combo.Input("type", options=types(), tooltip="The type, as in Load CLIP or DualCLIPLoader: sd3 for three files, hidream for four."),
+                io.Combo.Input(
+                    "type",
+                    options=types(),
+                    tooltip="The type, as in Load CLIP or DualCLIPLoader: sd3 for three files, hidream for four.",
+                ),
                 PlanType.Input(
                     "plan",
                     optional=True,

@@ -153,4 +153,6 @@ def _check_checkpoint(names: Sequence[str], places: Sequence[tuple[str, str]]) -
     for name, (folder, _) in zip(names, places[1:], strict=True):
         path_in(CHECKPOINTS, name)
         if folder != CHECKPOINTS:
-            raise Refused(f"{name} is the name of a file in models/{folder} and in models/{CHECKPOINTS}: rename one of the two.")
+            raise Refused(
+                f"{name} is the name of a file in models/{folder} and in models/{CHECKPOINTS}: rename one of the two."
+            )

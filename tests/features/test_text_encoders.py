@@ -273,7 +273,7 @@ def test_text_encoders_of_several_files_encode_bit_by_bit_as_by_comfyuis_loaders
         for loader, kind, names in SEVERAL:
             files = [f"{name}.safetensors" for name in names]
             stock = {f"clip_name{number}": file for number, file in enumerate(files, 1)}
-            ours = {name: file for name, file in zip(("clip_name", "clip_name2", "clip_name3"), files, strict=False)}
+            ours = dict(zip(("clip_name", "clip_name2", "clip_name3"), files, strict=False))
             typed = {"type": kind} if loader == "DualCLIPLoader" else {}
             graph = {
                 "clip": node(loader, **stock, **typed),

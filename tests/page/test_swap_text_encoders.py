@@ -122,7 +122,10 @@ def test_the_checkpoint_of_ltx_is_read_from_its_folder_or_refused(comfyui: Comfy
     cards(SMALL, SMALL)
     for name, why in (
         ("nothing.safetensors", "nothing.safetensors is no file in models/checkpoints: download it, or pick another."),
-        (CLIP, f"{CLIP} is the name of a file in models/text_encoders and in models/checkpoints: rename one of the two."),
+        (
+            CLIP,
+            f"{CLIP} is the name of a file in models/text_encoders and in models/checkpoints: rename one of the two.",
+        ),
         ("ltx.safetensors", f"{CLIP}, ltx.safetensors needs values"),
     ):
         swapped, said = judged(comfyui, kind="LTXAVTextEncoderLoader", further_files=[name], type="ltxv")
@@ -306,11 +309,12 @@ FILES = ("clip_name", "clip_name2", "clip_name3", "clip_name4")
 
 TOO_LARGE = """() => {
     const fetch = app.api.fetchApi.bind(app.api);
+    const judged = ({ further_files }) => ({ swap: further_files.length > 0, why: "It is large." });
     app.api.fetchApi = async (path, options) => path !== "/parallel/loaders" ? fetch(path, options) : new Response(
-        JSON.stringify(JSON.parse(options.body).map(({ further_files }) => ({ swap: further_files.length > 0, why: "It is large." }))),
+        JSON.stringify(JSON.parse(options.body).map(judged)),
     );
 }"""
-"""JavaScript that gives the page the server's answer about files that are not here: text encoders of several files are too large."""
+"""JavaScript that gives the page the server's answer about files that are not here: encoders of several files are too large."""
 
 
 def in_parallel(prompt: Graph) -> Graph:
