@@ -1,4 +1,4 @@
-"""Counts what each rank reads, holds and sends of a text encoder whose blocks are divided over ranks.
+"""Counts the bytes of a text encoder that each rank reads, holds and sends, with the blocks divided over ranks.
 
     COMFYUI_PATH=... python -m benchmarks.text_encoders >docs/measured/text-encoders.md
 

@@ -161,6 +161,9 @@ def test_a_missing_or_misshapen_tensor_of_a_diffusers_file_is_named(tmp_path: Pa
         save_file(changed if replacement is None else changed | {name: replacement}, tmp_path / "x.safetensors")
         message = refusal(tmp_path / "x.safetensors")
         assert name in message or "double_blocks.0.img_attn.qkv.weight" in message
+    save_file(tensors | {f"{name}_scale": torch.ones(())}, tmp_path / "x.safetensors")
+    message = refusal(tmp_path / "x.safetensors")
+    assert f"holds {name}_scale under diffusers' names" in message
 
 
 def test_a_scaled_matrix_is_read_with_its_scale(tmp_path: Path) -> None:
