@@ -8,7 +8,7 @@
 # Options before these:
 #
 #   --comfyui DIR        runs the tests with the ComfyUI in that folder, and with its requirements in another environment
-#   --record             adds a row with the run's result to the README's table
+#   --record             adds a row with the run's result to the table of docs/measured/tested.md
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,4 +1,4 @@
-"""The README's table of tested versions: what was tested with what, and when.
+"""The table of tested versions, and the README's line about it: what was tested with what, and when.
 
 A test run writes its row (`scripts/test.sh --record`). `python -m scripts.tested REPORT` writes the row of a visit to a machine
 with GPUs, from the report that `scripts/gpu.sh` makes there.
@@ -22,7 +22,9 @@ from parallel_backend import markdown
 from parallel_backend.errors import Refused
 from parallel_backend.plan.gpu_report import BEGINNING, ReportLine, Versions, device_of, lines_of
 
-README = Path(__file__).parents[1] / "README.md"
+REPO = Path(__file__).parents[1]
+PAGE = "docs/measured/tested.md"
+README = "README.md"
 
 BEGIN = "<!-- Written by scripts/test.sh --record -->\n"
 END = "<!-- The end of what it writes -->\n"
@@ -113,13 +115,8 @@ def rows_of(page: str) -> list[Row]:
     Raises:
         ValueError: the page has no table, or a row has another number of cells.
     """
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(
-            "the page has no place for the table of tested versions: copy the README's two comments around it"
-        )
-    lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()
     rows = []
-    for line in lines[2:]:
+    for line in _parts(page)[1].splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) != len(HEAD):
             raise ValueError(
@@ -132,8 +129,41 @@ def rows_of(page: str) -> list[Row]:
 def written(page: str, new: Row) -> str:
     """Return the page with one more row in its sorted table. The row replaces an older row of the same run."""
     rows = sorted([*(each for each in rows_of(page) if each.of != new.of), new], key=_order)
-    table = markdown.table(HEAD, map(astuple, rows))
-    return page.partition(BEGIN)[0] + BEGIN + table + END + page.partition(END)[2]
+    before, _, after = _parts(page)
+    return before + markdown.table(HEAD, map(astuple, rows)) + after
+
+
+def in_words(rows: Sequence[Row]) -> str:
+    """Return the README's line: the versions of runs without a failure, and the day of the last one."""
+    good = [row for row in rows if "failed" not in row.result and "error" not in row.result]
+    with_torch: dict[str, list[str]] = {}
+    for row in sorted(good, key=_order):
+        found = with_torch.setdefault(row.comfyui, [])
+        found += [row.torch] * (row.torch not in found)
+    pairs = [f"ComfyUI {comfyui} with torch {', '.join(torch)}" for comfyui, torch in with_torch.items()]
+    return f"{'; '.join(pairs)}. The last run was on {max(row.day for row in good)}.\n"
+
+
+def record(new: Row, repository: Path = REPO) -> None:
+    """Write a row into the table's page, and the README's line anew."""
+    page, readme = repository / PAGE, repository / README
+    page.write_text(written(page.read_text(encoding="utf-8"), new), encoding="utf-8")
+    before, _, after = _parts(readme.read_text(encoding="utf-8"))
+    line = in_words(rows_of(page.read_text(encoding="utf-8")))
+    readme.write_text(before + line + after, encoding="utf-8")
+
+
+def _parts(page: str) -> tuple[str, str, str]:
+    """Return the text to the end of the first comment, the text between the comments, and the text from the second one.
+
+    Raises:
+        ValueError: the page does not have each comment once.
+    """
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"the page has no place for tested versions: copy the two comments of {PAGE} into it")
+    before, _, rest = page.partition(BEGIN)
+    inside, _, after = rest.partition(END)
+    return before + BEGIN, inside, END + after
 
 
 def _order(each: Row) -> tuple[object, ...]:
@@ -142,19 +172,19 @@ def _order(each: Row) -> tuple[object, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a visit's row into the README. Return 2 if the report makes no row."""
+    """Write a visit's row into the table. Return 2 if the report makes no row."""
     line = argparse.ArgumentParser(
-        prog="python -m scripts.tested", description="Write the row of a GPU report into the README's table."
+        prog="python -m scripts.tested", description=f"Write the row of a GPU report into the table of {PAGE}."
     )
     line.add_argument("report", type=Path, help="the lines.jsonl of a report, or a folder or archive that contains it")
-    line.add_argument("--into", type=Path, default=README, help="the page with the table (default: the README)")
+    line.add_argument("--into", type=Path, default=REPO, help="the repository with the table (default: this one)")
     options = line.parse_args(arguments)
     try:
         new = row_of_report(lines_of(options.report))
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 2
-    options.into.write_text(written(options.into.read_text(encoding="utf-8"), new), encoding="utf-8")
+    record(new, options.into)
     print(markdown.table(HEAD, [astuple(new)]), end="")
     return 0
 

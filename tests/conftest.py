@@ -34,7 +34,9 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
-    parser.addoption("--record", metavar="RUN", help="write into the README what the run of this name came to")
+    parser.addoption(
+        "--record", metavar="RUN", help="write the result of the run of this name into the table of tested versions"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,8 +86,7 @@ def pytest_terminal_summary(
     counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
     if ended and any(counts.values()) and (run := config.getoption("record")):
         of = tested.versions(Path(os.environ["COMFYUI_PATH"]), datetime.date.today().isoformat())
-        row = tested.row(of, run, counts)
-        tested.README.write_text(tested.written(tested.README.read_text(encoding="utf-8"), row), encoding="utf-8")
+        tested.record(tested.row(of, run, counts))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,7 +20,7 @@ BEGINNING = "versions"
 
 
 class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions that a list of checks ran with, as in the README's table, and the day, such as 2026-11-24."""
+    """The versions that a list of checks ran with, as in the table of tested versions, and the day, such as 2026-11-24."""
 
     comfyui: str
     torch: str

@@ -49,7 +49,7 @@ def unlisted(page: str) -> set[str]:
         for path, source in tests.items()
         if re.search(r"skipif\((not torch\.cuda\.is_available|torch\.cuda\.device_count)", source)
     }
-    needed |= {row.comfyui.partition(",")[0] for row in tested.rows_of(text("../README.md"))}
+    needed |= {row.comfyui.partition(",")[0] for row in tested.rows_of(text(tested.PAGE.removeprefix("docs/")))}
     assert len(needed) > 8
     return {name for name in needed if name not in page}
 

@@ -159,8 +159,8 @@ def test_a_run_replaces_an_older_run_with_the_same_versions() -> None:
     assert tested.rows_of(page) == [row(torch="2.9.0"), row(), row(comfyui="0.33.0", day="2", result="all")]
 
 
-def test_a_page_without_a_place_for_the_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no place for the table"):
+def test_a_page_without_a_place_for_tested_versions_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no place for tested versions"):
         tested.written("no table", row())
 
 
@@ -175,11 +175,24 @@ def test_a_row_has_the_versions_and_counts_of_a_run(tmp_path: Path) -> None:
     assert tested.comfyui_name(tmp_path) == "0.41.2, commit of 2026-02-03"
 
 
-def test_the_readmes_table_can_be_read() -> None:
-    rows = tested.rows_of(tested.README.read_text(encoding="utf-8"))
+def test_the_table_can_be_read_and_the_readme_has_it_in_words() -> None:
+    rows = tested.rows_of((REPO / tested.PAGE).read_text(encoding="utf-8"))
     assert rows
     for each in rows:
         assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", each.day) and re.search(r"\d+ passed", each.result)
+    assert f"{tested.BEGIN}{tested.in_words(rows)}{tested.END}" in (REPO / tested.README).read_text(encoding="utf-8")
+
+
+def test_the_readmes_line_leaves_out_runs_that_failed() -> None:
+    rows = [
+        row(comfyui="0.33.0", day="2026-11-25"),
+        row(torch="2.15.0"),
+        row(),
+        row(torch="2.9.0", day="2026-12-24", result="9 passed, 1 failed"),
+    ]
+    assert tested.in_words(rows) == (
+        "ComfyUI 0.30.0 with torch 2.11.0, 2.15.0; ComfyUI 0.33.0 with torch 2.11.0. The last run was on 2026-11-25.\n"
+    )
 
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -198,11 +211,15 @@ def test_a_visit_becomes_a_row_of_the_table(tmp_path: Path, capsys: pytest.Captu
     run = f"scripts/gpu.sh on {CARD}: prompts, one"
     expected = tested.Row("0.30.0", "2.11.0", "3.12", run, "3 passed, 1 failed", "2026-11-28")
     assert tested.row_of_report(lines) == expected
-    page, report = tmp_path / "README.md", tmp_path / FILE
-    page.write_text(tested.written(PAGE, row()))
+    report, pages = tmp_path / FILE, [tmp_path / tested.PAGE, tmp_path / tested.README]
+    for page in pages:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(tested.written(PAGE, row()))
     report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    assert tested.main([str(report), "--into", str(page)]) == 0
-    assert tested.rows_of(page.read_text()) == [row(), expected]
+    assert tested.main([str(report), "--into", str(tmp_path)]) == 0
+    table, readme = (page.read_text() for page in pages)
+    assert tested.rows_of(table) == [row(), expected]
+    assert readme == PAGE.replace(tested.END, tested.in_words([row()]) + tested.END)
     assert run in capsys.readouterr().out
 
 
@@ -232,8 +249,7 @@ def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
 def test_a_visit_that_makes_no_row_is_refused(
     lines: list[ReportLine], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page, report = tmp_path / "README.md", tmp_path / FILE
-    page.write_text(PAGE)
+    report = tmp_path / FILE
     report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    assert tested.main([str(report), "--into", str(page)]) == 2
-    assert sentence in capsys.readouterr().err and page.read_text() == PAGE
+    assert tested.main([str(report), "--into", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err
