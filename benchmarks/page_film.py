@@ -1,4 +1,4 @@
-"""Makes the README's film and picture of a run: a stock workflow, its loader's menu, Run, and the timeline, in Chromium.
+"""Makes the README's film and the guide's picture of a run, in Chromium: a stock workflow, its loader's menu, Run, the timeline.
 
 Run from the repository root, with ComfyUI's folder and a Chromium:
 

@@ -204,6 +204,34 @@ def test_the_command_needs_only_msgspec(tmp_path: Path) -> None:
     assert f"{' '.join(command[2:])}\n" in (ROOT / "README.md").read_text(encoding="utf-8").replace("python -m", "-m")
 
 
+GAINS_OF_README = {"About half the time": (1.8, 2.0), "A third less": (1.4, 1.7), "Hardly any": (1.0, 1.2)}
+"""The least and the largest gain on two RTX 4090s in each row of the README's table of them."""
+
+
+def gains(readme: str) -> dict[str, tuple[str, str, str]]:
+    """Return the row and the seconds on one card and on two, by the model's name in a recipe."""
+    found = {}
+    for gain in GAINS_OF_README:
+        (cell,) = re.findall(rf"^\| \*\*{gain}\*\* \| (.+?) \|", readme, re.MULTILINE)
+        for name, one, two in re.findall(r"(\w.+?) ([\d.]+) → ([\d.]+)(?:, |$)", cell):
+            model, _, dtype = name.partition(" in ")
+            model = parser().parse_args(["--model", model]).model
+            found[f"{model}, fp8" if dtype == "fp8" else model] = gain, one, two
+    return found
+
+
+def test_the_readmes_gains_on_two_4090s_are_those_of_the_recipe() -> None:
+    lines = dict(TABLES)["--recipe --card 4090 --devices 2"].splitlines()[2:]
+    recipe = {cells[0]: cells for cells in (line[2:-2].split(" | ") for line in lines)}
+    found = gains((ROOT / "README.md").read_text(encoding="utf-8"))
+    for model, (gain, one, two) in found.items():
+        _, on_one, _, on_two, times, *_ = recipe[model]
+        least, most = GAINS_OF_README[gain]
+        assert (one, two) == (on_one, on_two), model
+        assert least <= float(times.removesuffix("x")) <= most, model
+    assert {name.partition(",")[0] for name in recipe} == {name.partition(",")[0] for name in found}
+
+
 OF_README = {
     "Wan 2.2 14B, 1280 x 720, 81 frames, 20 steps, H100": ("wan2.2-14b --size 1280x720x81 --card h100"),
     "FLUX.2 dev, 1024 x 1024, 20 steps, H100": ("flux2-dev --size 1024x1024 --card h100"),
