@@ -41,7 +41,7 @@ FAMILIES = {
 """The file of each family's model."""
 
 FLUX2_GUIDANCE = 4.0
-"""The value of ComfyUI's template. A thousand times the default of 3.5 is rounded in bf16, which a random model exaggerates."""
+"""The value of ComfyUI's template. A thousand times this value is a bf16 number; a thousand times the default of 3.5 is none."""
 
 FORMS = ("bf16", "fp8")
 HEAD = (
@@ -111,7 +111,7 @@ def main() -> None:
                 )
                 for seed in range(options.seeds)
             ]
-            rows.append((family, *(f"{statistics.median(column):.1e}" for column in zip(*found, strict=True))))
+            rows.append((family, *(f"{statistics.median(column):.2e}" for column in zip(*found, strict=True))))
     print(markdown.table(HEAD, rows))
 
 

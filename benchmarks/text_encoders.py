@@ -37,18 +37,19 @@ PAGE = """\
 # What each rank reads, holds and sends of a text encoder
 
 `python -m benchmarks.text_encoders` counts these bytes on gloo ranks of the CPU, which read ComfyUI's small encoders at their own
-sizes. All figures are MB, by rank. Each byte of the file is read once. The bytes outside the blocks go on to the other ranks,
-which hold them too. A rank sends the results of its blocks for one prompt to every other rank. T5's file is in fp32, and ComfyUI
-holds it in half of the bytes. The memory of large encoders on your cards: [text encoders](../guide/text-encoders.md).
+sizes. All figures are MB, by rank. *Read*: each byte of the file is one rank's to read from the disk. The bytes outside the blocks,
+which all ranks hold, reach the other ranks from it or from the system's page cache. *Sent for a prompt*: the results of a rank's
+blocks, to every other rank. T5's file is in fp32, and ComfyUI holds it in half of the bytes. The memory of large encoders on your
+cards: [text encoders](../guide/text-encoders.md).
 
 """
 
 
-def counted(path: Path, kind: str, ranks: int, rank: int) -> tuple[int, int, int, int, int]:
+def counted(path: Path, kind: str, ranks: int, rank: int) -> tuple[int, int, int, int]:
     """Read an encoder's part and encode a prompt. A collective.
 
     Returns:
-        The bytes that this rank has read from the file, holds, has sent while it read, and has sent for the prompt; and the
+        The bytes that are this rank's to read from the file, that it holds, and that it has sent for the prompt; and the
         number of the prompt's tokens.
     """
     import comfy.sd
@@ -68,13 +69,13 @@ def counted(path: Path, kind: str, ranks: int, rank: int) -> tuple[int, int, int
     with torch.no_grad(), part.blocks.decisions:
         encoder.encode_token_weights(tokens)
     length = max(len(chunk) for chunks in tokens.values() for chunk in chunks)
-    return sum(bytes_read), part.store.nbytes, loading, sum(meter.sent.values()) - loading, length
+    return sum(bytes_read), part.store.nbytes, sum(meter.sent.values()) - loading, length
 
 
 def main() -> None:
     """Print the page."""
     comfy_on_path()
-    head = ("encoder", "file", "ranks", "read", "held", "sent while loading", "sent for a prompt", "tokens")
+    head = ("encoder", "file", "ranks", "read", "held", "sent for a prompt", "tokens")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in TYPES.items():

@@ -36,8 +36,8 @@ def types() -> list[str]:
 def further_choices() -> list[str]:
     """Return the choices for a further file: text encoders and full checkpoints.
 
-    A checkpoint has its plain name, as in Load LTXV Audio Text Encoder, so that a field of a subgraph may set both nodes. A name
-    that is also a text encoder's stands behind the folder's name.
+    A checkpoint has its plain name, as in Load LTXV Audio Text Encoder, so that a field of a subgraph may set both nodes. If a
+    text encoder has the same name, the checkpoint's choice has the folder's name as a prefix.
     """
     files = folder_paths.get_filename_list(FOLDER)
     full = folder_paths.get_filename_list(CHECKPOINTS)
@@ -49,15 +49,15 @@ def places_of(name: str, further: Iterable[str]) -> list[tuple[str, str]]:
 
     Args:
         name: the first file, a text encoder.
-        further: choices of `further_choices`.
+        further: further files, named as by `further_choices`. A name in both folders is the text encoder's.
     """
-    places = [(FOLDER, name)]
-    for choice in further:
+
+    def place_of(choice: str) -> tuple[str, str]:
         plain = choice.removeprefix(f"{CHECKPOINTS}/")
-        unknown = folder_paths.get_full_path(FOLDER, choice) is None
-        full = unknown and folder_paths.get_full_path(CHECKPOINTS, plain) is not None
-        places.append((CHECKPOINTS, plain) if full else (FOLDER, choice))
-    return places
+        places = ((FOLDER, choice), (CHECKPOINTS, choice), (CHECKPOINTS, plain))
+        return next((place for place in places if folder_paths.get_full_path(*place)), places[0])
+
+    return [(FOLDER, name), *map(place_of, further)]
 
 
 class LoadParallelCLIP(io.ComfyNode):

@@ -134,9 +134,8 @@ def _judge_text_encoder(loader: Loader, devices: Sequence[str], memory: Sequence
     gpu = emptiest_gpu(devices, memory)
     if gpu is None or len({*devices}) == 1:
         return STAYS
-    places = load_clip.places_of(loader.file, loader.further_files)
-    if loader.kind == LTX:
-        _check_checkpoint(loader.further_files, places)
+    folder = CHECKPOINTS if loader.kind == LTX else load_clip.FOLDER
+    places = [(load_clip.FOLDER, loader.file), *((folder, name) for name in loader.further_files)]
     paths = [path_in(*place) for place in places]
     if gpu.holds(sum(map(os.path.getsize, paths))):  # the tensors are no larger than their files
         return STAYS
@@ -144,15 +143,10 @@ def _judge_text_encoder(loader: Loader, devices: Sequence[str], memory: Sequence
     nbytes = bytes_of(encoder.module)
     if gpu.holds(nbytes):
         return STAYS
+    if load_clip.places_of(loader.file, loader.further_files) != places:
+        raise Refused(
+            f"{loader.further_files[0]} is the name of a file in models/{load_clip.FOLDER} and in models/{CHECKPOINTS}: rename "
+            "one of the two."
+        )
     EncoderRoom(tuple(devices), tuple(bytes_by_rank(encoder.module, len(devices))), nbytes, memory).check()
     return Judgement(swap=True, why=gpu.why_too_small(" with ".join(loader.files), nbytes))
-
-
-def _check_checkpoint(names: Sequence[str], places: Sequence[tuple[str, str]]) -> None:
-    """Raise Refused if the second file of Load LTXV Audio Text Encoder is another file for Load Parallel CLIP, or is missing."""
-    for name, (folder, _) in zip(names, places[1:], strict=True):
-        path_in(CHECKPOINTS, name)
-        if folder != CHECKPOINTS:
-            raise Refused(
-                f"{name} is the name of a file in models/{folder} and in models/{CHECKPOINTS}: rename one of the two."
-            )

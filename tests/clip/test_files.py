@@ -96,7 +96,7 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed
 
 
-def test_three_ranks_read_each_byte_once_and_each_holds_its_blocks_and_all_others(tmp_path: Path) -> None:
+def test_each_byte_is_one_of_three_ranks_to_read_and_each_holds_its_blocks_and_what_is_outside(tmp_path: Path) -> None:
     comfy_on_path()
     path = tmp_path / "clip-l.safetensors"
     save_text_encoder(path, "clip-l")
@@ -106,8 +106,9 @@ def test_three_ranks_read_each_byte_once_and_each_holds_its_blocks_and_all_other
     found = run_ranks(3, functools.partial(counted, path, "stable_diffusion", 3))
     assert sum(read for read, *_ in found) == whole
     share = whole - blocks + blocks // 3
-    assert all(share <= held < share + 16 for _, held, *_ in found), "and a number that no file has"
-    assert all(nbytes < blocks // 3 for *_, nbytes, _ in found), "no weights travel with a prompt"
+    assert all(share <= held < share + 16 for _, held, *_ in found), "4 bytes are of a number that no file has"
+    results = 4 * 2 * 77 * 768 * 4  # of four blocks, to two ranks, in fp32
+    assert all(results <= nbytes < 1.1 * results for *_, nbytes, _ in found)
 
 
 def test_ltx_2_takes_its_projection_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.template_graphs import read, template_files
-from scripts.comfyui import ComfyUI, Graph
+from scripts.comfyui import REPO, ComfyUI, Graph
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.page import swapping
 from tests.support.page.browser import POLLING, READY
@@ -117,19 +117,26 @@ def test_a_large_text_encoder_that_the_workers_cannot_run_stays_with_the_reason(
 def test_the_checkpoint_of_ltx_is_read_from_its_folder_or_refused(comfyui: ComfyUI, cards: Put) -> None:
     checkpoints = comfyui.base_dir / "models" / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
-    for name in (CLIP, "ltx.safetensors"):
-        write_sparse(checkpoints / name, {"img_in.weight": torch.empty(10_000, 10_000, device="meta")})
+    save_t5(checkpoints / T5)
+    write_sparse(checkpoints / "ltx.safetensors", {"img_in.weight": torch.empty(10_000, 10_000, device="meta")})
     cards(SMALL, SMALL)
+    twice = f"{T5} is the name of a file in models/text_encoders and in models/checkpoints: rename one of the two."
     for name, why in (
         ("nothing.safetensors", "nothing.safetensors is no file in models/checkpoints: download it, or pick another."),
-        (
-            CLIP,
-            f"{CLIP} is the name of a file in models/text_encoders and in models/checkpoints: rename one of the two.",
-        ),
-        ("ltx.safetensors", f"{CLIP}, ltx.safetensors needs values"),
+        (T5, twice),
+        ("ltx.safetensors", f"{CLIP}, ltx.safetensors lacks the tensor"),
     ):
-        swapped, said = judged(comfyui, kind="LTXAVTextEncoderLoader", further_files=[name], type="ltxv")
+        swapped, said = judged(comfyui, kind="LTXAVTextEncoderLoader", further_files=[name], type="flux")
         assert not swapped and said.startswith(why), said
+
+
+def test_the_server_knows_the_loaders_that_the_page_swaps(comfyui: ComfyUI, cards: Put) -> None:
+    pairs = (REPO / "web" / "swap" / "pairs.js").read_text(encoding="utf-8")
+    kinds = re.findall(r'one: "(\w+)",\s+all: "LoadParallelCLIP"', pairs)
+    assert len(kinds) == 5
+    cards(SMALL, SMALL)
+    unknown = [kind for kind in (*kinds, "CLIPLoaderOfAnotherPack") if "no loader to" in judged(comfyui, kind=kind)[1]]
+    assert unknown == ["CLIPLoaderOfAnotherPack"]
 
 
 def single(page: Page, device: str = "default") -> None:

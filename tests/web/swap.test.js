@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { decide, goesBack, isAnothers, linkInTheWay, read, usesIn } from "../../web/swap/found.js";
 import { outcomeOf } from "../../web/swap/said.js";
-import { onAll, onOne } from "../../web/swap/swapped.js";
+import { beforeOf, onAll, onOne } from "../../web/swap/swapped.js";
 import { Words } from "../../web/words.js";
 import { ENGLISH, LANGUAGES } from "./languages.js";
 
@@ -334,16 +334,18 @@ test("a loader without a type is swapped with the type that it loads, and goes b
   );
   for (const node of WITHOUT_TYPE()) {
     const files = (node.widgets_values ?? []).map(String).filter((value) => value !== "default");
-    assert.deepEqual(onOne(onAll(around(node), new Set(["/5"])), five(...files)), around(node));
+    const loaded = new Map([["/5", { files, least: /** @type {[number, number]} */ ([0, 0]), encoder: typeOf(node) }]]);
+    assert.deepEqual(onOne(onAll(around(node), new Set(["/5"])), loaded), around(node));
     const inputs = { text_encoder: "g.st", ckpt_name: "ltx.st", clip_name1: "l.st", clip_name2: "g.st" };
     const prompt = { 5: { class_type: node.type, inputs: { ...inputs, clip_name3: "t5.st", clip_name4: "llama.st" } } };
     const [found] = read([{ place: "/5", id: "5", node: /** @type {GraphNode} */ (node) }], prompt, here);
-    assert.deepEqual([found?.files, found?.type], [files, onAllType(node)]);
+    assert.deepEqual([found?.files, found?.type], [files, typeOf(node)]);
   }
 });
 
-/** @type {(node: import("../../web/swap/graph").SavedNode) => unknown} */
-const onAllType = (node) => onAll(around(node), new Set(["/5"])).nodes[0]?.widgets_values?.[1];
+/** @type {(node: { type: string }) => string} */
+const typeOf = ({ type }) =>
+  ({ LTXAVTextEncoderLoader: "ltxv", TripleCLIPLoader: "sd3", QuadrupleCLIPLoader: "hidream" })[type] ?? "";
 
 test("an app shows a swapped loader's fields under their new names, and back", () => {
   const before = around(DUAL());
@@ -365,6 +367,19 @@ test("an app shows a swapped loader's fields under their new names, and back", (
     [6, "clip_name1"],
   ]);
   assert.deepEqual(onOne(swapped, five("l.st", "t5.st")), before);
+});
+
+test("an app shows the fields of a swapped loader in a subgraph under their new names, and those of another node as they were", () => {
+  const inner = around(DUAL());
+  /** @type {(nodes: import("../../web/swap/graph").SavedNode[]) => unknown} */
+  const shown = (nodes) => {
+    const extra = { linearData: { inputs: ["5", "9:5", "7:5:6"].map((id) => /** @type {const} */ ([id, "clip_name1"])) } };
+    const whole = /** @type {Workflow} */ (/** @type {unknown} */ ({ nodes, links: [], extra }));
+    whole.definitions = { subgraphs: [{ ...inner, id: "sub" }] };
+    return onAll(whole, new Set(["sub/5"])).extra?.linearData?.inputs?.map(([, name]) => name);
+  };
+  assert.deepEqual(shown([]), ["clip_name", "clip_name", "clip_name1"]);
+  assert.deepEqual(shown([SINGLE()]), ["clip_name1", "clip_name", "clip_name1"], "the outer node 5 is another");
 });
 
 test("the loader of text encoders that goes back is as it was, with the device that the other node has no field for", () => {
@@ -405,7 +420,25 @@ test("a parallel loader of text encoders goes back by its number of files, also 
   for (const files of [["a.st", "b.st", "c.st"], [..."abcd"].map((name) => `${name}.st`)]) {
     assert.equal(goesBack(here)({ use, files }).swap, true);
   }
-  assert.equal(goesBack(here)({ use, files: ["a.st", "none", "c.st"] }).swap, false);
+  for (const files of [
+    ["a.st", "none", "c.st"],
+    ["a.st", "checkpoints/b.st"],
+  ]) {
+    assert.equal(goesBack(here)({ use, files }).swap, false);
+  }
+});
+
+test("a text encoder of LTX goes back to its own loader, until its type is changed", () => {
+  const [ltx] = WITHOUT_TYPE();
+  assert.ok(ltx);
+  const [swapped] = onAll(around(ltx), new Set(["/5"])).nodes;
+  const [hand] = around(encoder("LoadParallelCLIP", ["plan", "clip_name"], ["g.st", "ltxv", "ltx.st"])).nodes;
+  assert.ok(swapped && hand);
+  const files = ["g.st", "ltx.st"];
+  for (const node of [swapped, hand]) {
+    assert.equal(beforeOf(node, { files, encoder: "ltxv" })?.type, "LTXAVTextEncoderLoader");
+    assert.equal(beforeOf(node, { files, encoder: "flux" })?.type, "DualCLIPLoader");
+  }
 });
 
 test("a text encoder's loader stays without a word on the CPU and where it is off, and names a link in the way", () => {

@@ -141,7 +141,7 @@ export function decide(uses, verdictOf) {
   let silent = 0;
   for (const { use, files, type, why: unknown } of uses) {
     const { swap, why } = files ? verdictOf({ use, files, type }) : { swap: false, why: unknown };
-    if (swap) places.set(use.place, loadedBy(use, files ?? []));
+    if (swap) places.set(use.place, loadedBy(use, files ?? [], type));
     if (why) (swap ? changed : left).push({ use, why });
     else if (!swap) silent += 1;
   }
@@ -157,22 +157,23 @@ export function decide(uses, verdictOf) {
 /**
  * @param {Use} use
  * @param {string[]} files
+ * @param {string} [encoder] the type of text encoder
  * @returns {Loaded}
  */
-export function loadedBy({ node }, files) {
-  return { files, least: node.computeSize() };
+export function loadedBy({ node }, files, encoder) {
+  return { files, encoder, least: node.computeSize() };
 }
 
 /**
  * Return a function that decides whether a loader that uses all GPUs goes back.
  *
  * @param {(type: string) => boolean} isThere returns true if the page has nodes of a type
- * @returns {(read: { use: Use, files: string[] }) => Verdict}
+ * @returns {(read: { use: Use, files: string[], type?: string }) => Verdict}
  */
 export function goesBack(isThere) {
-  return ({ use: { node }, files }) => {
+  return ({ use: { node }, files, type: encoder }) => {
     const { type, size, properties } = node;
-    const before = beforeOf({ type, size, properties: properties ?? {} }, files);
+    const before = beforeOf({ type, size, properties: properties ?? {} }, { files, encoder });
     return before && isThere(before.type) ? { swap: true } : { swap: false, why: { key: "swap.no-way-back" } };
   };
 }

@@ -14,6 +14,9 @@
  * @property {"model" | "text encoder" | "vae"} holds
  */
 
+/** The files that a loader loads, and the type of text encoder, if it loads one. */
+/** @typedef {{ files: readonly string[], encoder?: string }} Loads */
+
 /** @type {Field} */
 const DEVICE = ["device"];
 
@@ -47,18 +50,18 @@ export const PAIRS = [
     holds: "text encoder",
   },
   {
-    one: "DualCLIPLoader",
-    all: "LoadParallelCLIP",
-    fields: [["clip_name1", "clip_name"], ...same(["clip_name2", "type"]), DEVICE],
-    files: 2,
-    holds: "text encoder",
-  },
-  {
     one: "LTXAVTextEncoderLoader",
     all: "LoadParallelCLIP",
     fields: [["text_encoder", "clip_name"], ["ckpt_name", "clip_name2"], DEVICE],
     files: 2,
     type: "ltxv",
+    holds: "text encoder",
+  },
+  {
+    one: "DualCLIPLoader",
+    all: "LoadParallelCLIP",
+    fields: [["clip_name1", "clip_name"], ...same(["clip_name2", "type"]), DEVICE],
+    files: 2,
     holds: "text encoder",
   },
   {
@@ -144,19 +147,33 @@ export function pairOfOne(type) {
 }
 
 /**
+ * Return true if a pair's first node loads these files as this type of text encoder.
+ *
+ * Of three and four files ComfyUI makes the same text encoder for each type.
+ *
+ * @param {Pair} pair
+ * @param {Loads} loads
+ * @returns {boolean}
+ */
+export function canLoad(pair, { files, encoder = "" }) {
+  return pair.files === files.length && (files.length > 2 || pair.type === undefined || pair.type === encoder);
+}
+
+/**
  * Return the pair for taking a loader back to one GPU, by the files that it loads.
  *
- * ComfyUI's loaders load neither a full checkpoint as a diffusion model nor a folder.
+ * ComfyUI's loaders load neither a full checkpoint by the name of its folder, nor a folder, nor a third file without a second.
  *
  * @param {string} type
- * @param {readonly string[]} files
+ * @param {Loads} loads
  * @returns {Pair | undefined}
  */
-export function pairOfAll(type, files) {
+export function pairOfAll(type, loads) {
+  const { files } = loads;
   const [file = ""] = files;
   const gguf = file.endsWith(".gguf");
-  if (file.startsWith("checkpoints/") || !/\.\w+$/.test(file) || files.includes(NONE)) return undefined;
+  if (files.some((each) => each.startsWith("checkpoints/") || each === NONE || !/\.\w+$/.test(each))) return undefined;
   return PAIRS.find(
-    (pair) => pair.all === type && pair.files === files.length && (pair.one === "UnetLoaderGGUF") === gguf,
+    (pair) => pair.all === type && canLoad(pair, loads) && (pair.one === "UnetLoaderGGUF") === gguf,
   );
 }

@@ -9,7 +9,7 @@
 /** @import { ListedLink, NamedLink, SavedGraph, SavedNode, SavedSlot, Workflow } from "./graph" */
 /** @import { Pair } from "./pairs" */
 
-import { FOLLOWERS, fieldsOfAll, PAIRS, pairOfAll, pairOfOne, renamed } from "./pairs.js";
+import { canLoad, FOLLOWERS, fieldsOfAll, PAIRS, pairOfAll, pairOfOne, renamed } from "./pairs.js";
 
 /** The property of a swapped node that records its earlier kind. */
 export const INSTEAD_OF = "instead of";
@@ -31,7 +31,7 @@ const PLAN = { name: "plan", type: "PARALLEL_PLAN", shape: 7, link: null };
  */
 
 /** The files that a loader loads, and the smallest size that the page gives a node of its type. */
-/** @typedef {{ files: string[], least: [number, number] }} Loaded */
+/** @typedef {import("./pairs").Loads & { least: [number, number] }} Loaded */
 
 /**
  * Return the place of a node: the graph's name (the workflow's own graph has none) and the node's id.
@@ -52,7 +52,7 @@ export function placeOf(graph, node) {
  * @returns {Workflow}
  */
 export function onAll(workflow, places) {
-  return changed(workflow, places, (graph, node) => {
+  return changed(workflow, places, (graph, node, _, whole) => {
     const pair = pairOfOne(node.type);
     if (!pair) return;
     const kind = Object.entries(node.properties).filter(([name]) => OF_ITS_KIND.includes(name));
@@ -65,7 +65,7 @@ export function onAll(workflow, places) {
     if (node.widgets_values) node.widgets_values = values;
     const names = renamed(pair, "all");
     setInputs(graph, node, inOrder(node.inputs ?? [], names, fieldsOfAll(pair)), [{ ...PLAN }]);
-    renameInApp(graph, node, names);
+    renameInApp(whole, node, names);
   });
 }
 
@@ -77,15 +77,16 @@ export function onAll(workflow, places) {
  * @returns {Workflow}
  */
 export function onOne(workflow, places) {
-  return changed(workflow, places, (graph, node, place) => {
-    const { files = [], least = [0, 0] } = places.get(place) ?? {};
-    const before = beforeOf(node, files);
+  return changed(workflow, places, (graph, node, place, whole) => {
+    const loaded = places.get(place);
+    const { least = [0, 0] } = loaded ?? {};
+    const before = beforeOf(node, loaded ?? { files: [] });
     if (!before) return;
     const pair = PAIRS.find(({ one, all }) => one === before.type && all === node.type);
     const names = pair ? renamed(pair, "one") : new Map();
     const order = pair?.fields.map(([one]) => one) ?? [];
     setInputs(graph, node, inOrder(node.inputs ?? [], new Map([...names, [PLAN.name, undefined]]), order));
-    renameInApp(graph, node, names);
+    renameInApp(whole, node, names);
     for (const name of [INSTEAD_OF, ...OF_ITS_KIND]) delete node.properties[name];
     Object.assign(node.properties, before.properties);
     node.type = before.type;
@@ -99,18 +100,19 @@ export function onOne(workflow, places) {
 /**
  * Return a node's earlier kind, or else its counterpart for one GPU; undefined if there is none.
  *
- * The earlier kind counts only if it loads as many files as the node does now.
+ * The earlier kind counts only if it loads as many files as the node does now, as the same type of text encoder.
  *
  * @param {Pick<SavedNode, "type" | "size" | "properties">} node
- * @param {readonly string[]} files
+ * @param {import("./pairs").Loads} loads
  * @returns {Before | undefined}
  */
-export function beforeOf({ type, size, properties }, files) {
+export function beforeOf({ type, size, properties }, loads) {
   const before = /** @type {Before | undefined} */ (properties[INSTEAD_OF]);
-  if (before && (pairOfOne(before.type)?.files ?? files.length) === files.length) return before;
+  const earlier = before && pairOfOne(before.type);
+  if (before && (!earlier || canLoad(earlier, loads))) return before;
   const follower = FOLLOWERS[type];
   if (follower) return { type: follower.one, size, values: follower.values, properties: {} };
-  const pair = pairOfAll(type, files);
+  const pair = pairOfAll(type, loads);
   return pair && { type: pair.one, size, values: pair.fields.length, properties: {} };
 }
 
@@ -142,7 +144,7 @@ function valuesForOne(values, pair, kept) {
 /**
  * @param {Workflow} workflow
  * @param {{ has(place: string): boolean }} places
- * @param {(graph: SavedGraph, node: SavedNode, place: string) => void} change
+ * @param {(graph: SavedGraph, node: SavedNode, place: string, whole: Workflow) => void} change
  * @returns {Workflow}
  */
 function changed(workflow, places, change) {
@@ -152,7 +154,7 @@ function changed(workflow, places, change) {
     const { nodes } = /** @type {SavedGraph} */ (graph);
     for (const node of nodes) {
       const place = placeOf(String(name), node.id);
-      if (places.has(place)) change(/** @type {SavedGraph} */ (graph), node, place);
+      if (places.has(place)) change(/** @type {SavedGraph} */ (graph), node, place, copy);
     }
   }
   return copy;
@@ -204,24 +206,29 @@ function setInputs(graph, node, moved, first = []) {
 }
 
 /**
- * Rename a node's fields among those that the workflow's own graph shows as an app.
+ * Rename a node's fields among those that the workflow shows as an app.
  *
- * An entry names its node by the node's id, or by a widget's id: those of graph and node, and the field's name.
+ * An entry names a node of the workflow's own graph by its id, or by a widget's id: those of graph and node, and the field's name.
+ * It names a node in a subgraph by its id, or by its path, the ids from the outermost node to it.
  *
- * @param {SavedGraph} graph
+ * @param {Workflow} workflow
  * @param {SavedNode} node
  * @param {ReadonlyMap<string, string | undefined>} names the new names by the old ones
  */
-function renameInApp(graph, node, names) {
-  const inputs = graph.extra?.linearData?.inputs ?? [];
-  for (const entry of inputs) {
+function renameInApp({ nodes, extra }, node, names) {
+  const of = String(node.id);
+  const outer = nodes.includes(node);
+  const alone = outer || nodes.every(({ id }) => String(id) !== of);
+  for (const entry of extra?.linearData?.inputs ?? []) {
     const [id, name] = entry;
     const renamed = names.get(name);
     if (renamed === undefined) continue;
-    const [root, of, field] = String(id).split(":");
-    if (String(id) === String(node.id)) entry[1] = renamed;
-    else if (of === String(node.id) && field === encodeURIComponent(name)) {
-      entry.splice(0, 2, [root, of, encodeURIComponent(renamed)].join(":"), renamed);
+    const path = String(id).split(":");
+    const [graph, widgetsNode, field] = path;
+    const isWidget = outer && path.length === 3 && widgetsNode === of && field === encodeURIComponent(name);
+    if (isWidget) entry[0] = [graph, of, encodeURIComponent(renamed)].join(":");
+    if (isWidget || (path.length === 1 && path[0] === of && alone) || (path.length > 1 && path.at(-1) === of && !outer)) {
+      entry[1] = renamed;
     }
   }
 }
