@@ -29,6 +29,9 @@ README = "README.md"
 BEGIN = "<!-- Written by scripts/test.sh --record -->\n"
 END = "<!-- The end of what it writes -->\n"
 HEAD = ("ComfyUI", "torch", "Python", "run", "result", "day")
+WHOLE = ("the quick run", "every test")
+"""Beginnings of the names of runs that take tests of all folders."""
+
 OUTCOMES = ("passed", "failed", "error", "skipped")
 """Outcomes of tests by pytest's names, in the order in which a row lists them."""
 
@@ -135,22 +138,27 @@ def written(page: str, new: Row) -> str:
 
 def in_words(rows: Sequence[Row]) -> str:
     """Return the README's line: the versions of runs without a failure, and the day of the last one."""
-    good = [row for row in rows if "failed" not in row.result and "error" not in row.result]
-    with_torch: dict[str, list[str]] = {}
-    for row in sorted(good, key=_order):
-        found = with_torch.setdefault(row.comfyui, [])
-        found += [row.torch] * (row.torch not in found)
-    pairs = [f"ComfyUI {comfyui} with torch {', '.join(torch)}" for comfyui, torch in with_torch.items()]
-    return f"{'; '.join(pairs)}. The last run was on {max(row.day for row in good)}.\n"
+    good = sorted((row for row in rows if "failed" not in row.result and "error" not in row.result), key=_order)
+    if not good:
+        return "No run without a failure yet.\n"
+    tested = []
+    for comfyui in dict.fromkeys(row.comfyui for row in good):
+        of = [row for row in good if row.comfyui == comfyui]
+        whole = dict.fromkeys(row.torch for row in of if row.run.startswith(WHOLE))
+        parts = dict.fromkeys(row.torch for row in of if row.torch not in whole)
+        with_torch = [f"with torch {', '.join(whole)}"] * bool(whole)
+        with_torch += [f"in part with torch {', '.join(parts)}"] * bool(parts)
+        tested.append(f"ComfyUI {comfyui} {', '.join(with_torch)}")
+    return f"{'; '.join(tested)}. The last run without a failure was on {max(row.day for row in good)}.\n"
 
 
 def record(new: Row, repository: Path = REPO) -> None:
     """Write a row into the table's page, and the README's line anew."""
     page, readme = repository / PAGE, repository / README
-    page.write_text(written(page.read_text(encoding="utf-8"), new), encoding="utf-8")
+    table = written(page.read_text(encoding="utf-8"), new)
     before, _, after = _parts(readme.read_text(encoding="utf-8"))
-    line = in_words(rows_of(page.read_text(encoding="utf-8")))
-    readme.write_text(before + line + after, encoding="utf-8")
+    page.write_text(table, encoding="utf-8")
+    readme.write_text(before + in_words(rows_of(table)) + after, encoding="utf-8")
 
 
 def _parts(page: str) -> tuple[str, str, str]:

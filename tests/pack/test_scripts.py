@@ -138,9 +138,13 @@ def test_the_newest_comfyui_is_checked_daily_first_by_its_sources() -> None:
 
 
 def row(
-    comfyui: str = "0.30.0", torch: str = "2.11.0", result: str = "1 passed", day: str = "2026-11-24"
+    comfyui: str = "0.30.0",
+    torch: str = "2.11.0",
+    result: str = "1 passed",
+    day: str = "2026-11-24",
+    run: str = "the quick run",
 ) -> tested.Row:
-    return tested.Row(comfyui, torch, "3.11", "the quick run", result, day)
+    return tested.Row(comfyui, torch, "3.11", run, result, day)
 
 
 PAGE = f"before\n{tested.BEGIN}{tested.END}after\n"
@@ -186,13 +190,15 @@ def test_the_table_can_be_read_and_the_readme_has_it_in_words() -> None:
 def test_the_readmes_line_leaves_out_runs_that_failed() -> None:
     rows = [
         row(comfyui="0.33.0", day="2026-11-25"),
-        row(torch="2.15.0"),
+        row(torch="2.15.0", run="models, attention"),
         row(),
         row(torch="2.9.0", day="2026-12-24", result="9 passed, 1 failed"),
     ]
     assert tested.in_words(rows) == (
-        "ComfyUI 0.30.0 with torch 2.11.0, 2.15.0; ComfyUI 0.33.0 with torch 2.11.0. The last run was on 2026-11-25.\n"
+        "ComfyUI 0.30.0 with torch 2.11.0, in part with torch 2.15.0; ComfyUI 0.33.0 with torch 2.11.0. "
+        "The last run without a failure was on 2026-11-25.\n"
     )
+    assert tested.in_words(rows[-1:]) == "No run without a failure yet.\n"
 
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -249,7 +255,11 @@ def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
 def test_a_visit_that_makes_no_row_is_refused(
     lines: list[ReportLine], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = tmp_path / FILE
+    report, pages = tmp_path / FILE, [tmp_path / tested.PAGE, tmp_path / tested.README]
+    for page in pages:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(PAGE)
     report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
     assert tested.main([str(report), "--into", str(tmp_path)]) == 2
     assert sentence in capsys.readouterr().err
+    assert [page.read_text() for page in pages] == [PAGE, PAGE]
