@@ -2,7 +2,8 @@
 
 interface Window {
   LGraphBadge: import("./comfyui").BadgeClass;
-  LiteGraph: { registered_node_types: Readonly<Record<string, unknown>> };
+  /** `vueNodesMode` is true while Nodes 2.0 draws the nodes. */
+  LiteGraph: { registered_node_types: Readonly<Record<string, unknown>>; vueNodesMode: boolean };
 }
 
 declare module "*/scripts/app.js" {

@@ -163,7 +163,9 @@ export interface App {
   /** The open workflow; `serialize` returns it in the saved form. */
   rootGraph: Graph & { serialize(): object };
   /** The canvas that draws the graph. */
-  canvas: { bringToFront(node: GraphNode): void; read_only: boolean };
+  canvas: { bringToFront(node: GraphNode): void; read_only: boolean; canvas: HTMLCanvasElement };
+  /** The old user interface, whose settings dispatch the event `<id>.change` after a change of a setting. */
+  ui: { settings: EventTarget };
   graphToPrompt(): Promise<{ output: Prompt }>;
   registerExtension(extension: Extension): void;
   extensionManager: ExtensionManager;

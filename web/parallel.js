@@ -39,7 +39,9 @@ app.registerExtension({
     describeTemplates(api, words);
   },
   setup() {
-    const signs = new Signs(window.LGraphBadge);
+    const signs = new Signs(window.LGraphBadge, () => window.LiteGraph.vueNodesMode);
+    app.canvas.canvas.addEventListener("litegraph:set-graph", signs.redraw);
+    app.ui.settings.addEventListener("Comfy.VueNodes.Enabled.change", signs.redraw);
     showTexts(app, api, signs, words);
     showRefusals(app, api, words);
     showOutcomes(app, api, signs, words);

@@ -1,7 +1,7 @@
 // @ts-check
 /** Parts of ComfyUI's page that tests replace. */
 
-/** @import { Api } from "../../web/comfyui" */
+/** @import { Api, Badge } from "../../web/comfyui" */
 
 /** A replacement of ComfyUI's class of badges. */
 export class OneBadge {
@@ -9,6 +9,16 @@ export class OneBadge {
   constructor({ text }) {
     this.text = text;
   }
+}
+
+/**
+ * Returns the texts of a node's badges.
+ *
+ * @param {{ badges: (Badge | (() => Badge))[] }} node
+ * @returns {string[]}
+ */
+export function badgesOf({ badges }) {
+  return badges.map((badge) => (typeof badge === "function" ? badge() : badge).text);
 }
 
 /**

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { Signs } from "../../web/run/signs.js";
 import { showTexts } from "../../web/run/texts.js";
 import { Words } from "../../web/words.js";
-import { events, OneBadge } from "./comfyui.js";
+import { badgesOf, events, OneBadge } from "./comfyui.js";
 import { LANGUAGES } from "./languages.js";
 
 /** @import { App, Widget } from "../../web/comfyui" */
@@ -54,7 +54,7 @@ function page(locale) {
   showTexts(
     /** @type {App} */ (/** @type {unknown} */ (app)),
     api,
-    new Signs(OneBadge),
+    new Signs(OneBadge, () => false),
     new Words(LANGUAGES, () => locale),
   );
   /** @type {(text: string, nodeId?: string) => Promise<void>} */
@@ -93,7 +93,7 @@ test("the subgraph node around the node has the first line as a sign, which the 
   const { outer, tell, start } = page("en");
   await tell("Step 1 of 4", "7:3");
   await tell("3.5 s on 1 worker (cpu).\nPeak 1.0 GB a device.", "7:3");
-  assert.deepEqual(outer.badges, [new OneBadge({ text: "3.5 s on 1 worker (cpu)." })]);
+  assert.deepEqual(badgesOf(outer), ["3.5 s on 1 worker (cpu)."]);
   start();
   assert.deepEqual(outer.badges, []);
 });

@@ -9,7 +9,9 @@ import { askedOf } from "./expected.js";
 import { pathOf } from "./node_path.js";
 
 /** Milliseconds without a change after which the server is asked. */
-const QUIET = 700;
+const QUIET = 250;
+/** Events of the page after which a field may have another value. ComfyUI itself sees some values only at a later click. */
+const EDITS = /** @type {const} */ (["keyup", "click", "change"]);
 const KIND = "expected";
 const REFUSED = { fgColor: "#1a1300", bgColor: "#f5b301" };
 const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
@@ -51,6 +53,7 @@ export class Expectations {
     this.#words = words;
     this.#changed = changed;
     api.addEventListener("graphChanged", this.look);
+    for (const edit of EDITS) window.addEventListener(edit, this.look, { capture: true });
     api.addEventListener("execution_start", () => {
       this.#running = true;
       signs.clear(KIND); // the run's own lines replace them

@@ -1,25 +1,36 @@
 // @ts-check
 /**
- * Short texts on a node, in its badges.
+ * Short texts on a node, in the node's badges or, in Nodes 2.0, before the node's title.
  *
- * Nodes 2.0 draws the badges that a node was created with. Therefore the texts also appear before the title, but only where the
- * title is drawn: the node's own title, which is saved, stays unchanged.
+ * Nodes 2.0 draws a badge as it was when the node appeared, whatever becomes of the badge. Therefore the badges are empty there,
+ * and the texts appear before the title, but only where the title is drawn: the node's own title, which is saved, stays unchanged.
  */
 
 /** @import { Badge, BadgeClass, GraphNode } from "../comfyui" */
 
 /** @typedef {{ fgColor?: string, bgColor?: string }} Colours */
 
+const BETWEEN = " · ";
+
 export class Signs {
   #Badge;
-  /** @type {WeakMap<GraphNode, Map<string, Badge>>} */
-  #shown = new WeakMap();
-  /** @type {Set<GraphNode>} */
-  #nodes = new Set();
+  #isNodes2;
+  #empty;
+  /** The texts of each node by their kinds, and the badges that draw the texts. */
+  /** @type {Map<GraphNode, Map<string, { text: string, badge: () => Badge }>>} */
+  #shown = new Map();
+  /** The texts before each drawn title. */
+  /** @type {WeakMap<GraphNode, string>} */
+  #before = new WeakMap();
 
-  /** @param {BadgeClass} Badge ComfyUI's class */
-  constructor(Badge) {
+  /**
+   * @param {BadgeClass} Badge ComfyUI's class
+   * @param {() => boolean} isNodes2 returns true while Nodes 2.0 draws the nodes
+   */
+  constructor(Badge, isNodes2) {
     this.#Badge = Badge;
+    this.#isNodes2 = isNodes2;
+    this.#empty = new Badge({ text: "" });
   }
 
   /**
@@ -32,17 +43,16 @@ export class Signs {
    */
   show(node, kind, text, colours = {}) {
     const mine = this.#shown.get(node) ?? new Map();
-    const others = node.badges.filter((badge) => ![...mine.values()].includes(badge));
-    if (text) mine.set(kind, new this.#Badge({ text, ...colours }));
-    else if (!mine.delete(kind)) return;
-    this.#shown.set(node, mine);
-    if (mine.size) this.#nodes.add(node);
-    else this.#nodes.delete(node);
-    const before = node.badges;
-    node.badges = [...others, ...mine.values()];
-    tell(node, { property: "badges", oldValue: before, newValue: node.badges });
-    const title = [...[...mine.values()].map((badge) => badge.text), node.title].join(" · ");
-    tell(node, { property: "title", oldValue: node.title, newValue: title });
+    const old = mine.get(kind)?.badge;
+    node.badges = node.badges.filter((badge) => badge !== old);
+    if (text) {
+      const badge = new this.#Badge({ text, ...colours });
+      mine.set(kind, { text, badge: () => (this.#isNodes2() ? this.#empty : badge) });
+      node.badges.push(mine.get(kind).badge);
+    } else if (!mine.delete(kind)) return;
+    if (mine.size) this.#shown.set(node, mine);
+    else this.#shown.delete(node);
+    this.#drawTitle(node);
     node.setDirtyCanvas(true, true);
   }
 
@@ -52,11 +62,23 @@ export class Signs {
    * @param {string} kind
    */
   clear(kind) {
-    for (const node of [...this.#nodes]) this.show(node, kind, "");
+    for (const node of [...this.#shown.keys()]) this.show(node, kind, "");
   }
-}
 
-/** @type {(node: GraphNode, change: { property: string, oldValue: unknown, newValue: unknown }) => void} */
-function tell(node, change) {
-  node.graph?.trigger("node:property:changed", { type: "node:property:changed", nodeId: node.id, ...change });
+  /** Draw all titles again, once ComfyUI has made the nodes anew: of another graph, or in the other renderer. */
+  redraw = () => {
+    setTimeout(() => {
+      for (const node of this.#shown.keys()) this.#drawTitle(node);
+    });
+  };
+
+  /** @type {(node: GraphNode) => void} */
+  #drawTitle(node) {
+    const old = this.#before.get(node);
+    if (old && node.title.startsWith(old)) node.title = node.title.slice(old.length); // the user has edited the drawn title
+    const before = [...(this.#shown.get(node)?.values() ?? [])].map(({ text }) => text + BETWEEN).join("");
+    this.#before.set(node, before);
+    const change = { property: "title", oldValue: node.title, newValue: before + node.title };
+    node.graph?.trigger("node:property:changed", { type: "node:property:changed", nodeId: node.id, ...change });
+  }
 }
