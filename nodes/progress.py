@@ -83,8 +83,8 @@ class NodeProgress:
     def __init__(self) -> None:
         self._run: NodeRun | None = None
         self._displayed_start = (0, 0)
-        self._alone: dict[object, float] = {}
-        """Measured seconds per step on one device, by the job."""
+        self._alone: dict[object, tuple[float, float]] = {}
+        """Seconds per step of the last run on one device, and its end in seconds since 1970, by the job."""
 
     def hear(self, event: Event) -> None:
         """Handle an event of the Backend."""
@@ -127,16 +127,16 @@ class NodeProgress:
             self._publish(run)
 
     def _publish(self, run: NodeRun) -> None:
-        plan, alone = run.ran[-1].plan, None
+        plan, alone = run.ran[-1].plan, (0.0, 0.0)
         if run.planned is not None and run.pace:
             question = run.planned.question
             job = question.spec, replace(question.job, steps=0), question.workload, question.compiler, plan.devices[0]
             if plan.world_size == 1:
-                self._alone[job] = run.pace
-            alone = self._alone.get(job)
+                self._alone[job] = run.pace, time.time()
+            alone = self._alone.get(job, alone)
         seconds = time.monotonic() - run.started - run.starting
-        times = RunTimes(seconds, run.starting, run.steps, run.pace)
-        publish(outcome(run.ran, run.planned, times, alone, run.warnings))
+        times = RunTimes(seconds, run.starting, run.steps, run.pace, *alone)
+        publish(outcome(run.ran, run.planned, times, run.warnings))
 
 
 def left_in_words(seconds: float) -> list[str]:

@@ -194,6 +194,9 @@ export interface Outcome {
   gain_is: "measured" | "predicted" | "";
   warnings: string[];
   starting: number;
+  /** Seconds a step of the run on one device that a measured gain compares with, and its end in seconds since 1970; or 0. */
+  alone: number;
+  alone_at: number;
 }
 
 export interface Events {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ SAMPLES = {
     "number": "2.50 GB",
     "version": "2.11.0+cu130",
     "device": "cuda:1",
+    "moment": "2026-11-28 14:03",
     "path": "/dev/shm",
     "class": "FluxSchnell",
     "degrees": "cfg 2 x ulysses 4",
@@ -61,7 +63,9 @@ LEFT_OUT = [
     [
         {"warnings": [ALONE, SLOW]},
         {"warnings": LEFT_OUT},
-        {"gain_is": "measured", "seconds_a_step": 0.0},
+        {"gain_is": "measured", "alone": 0.08, "alone_at": time.time()},
+        {"gain_is": "measured", "alone": 12.34, "alone_at": 1e9},
+        {"seconds_a_step": 0.0},
         {"gain": None, "gain_is": "", "sent": 0, "starting": 36.7},
         {"compiling": 74.2, "warnings": [NOT_COMPILED]},
     ],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from parallel_backend.host.runs.outcome import moment
 from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel
 from tests.support.page.outcomes import outcome
@@ -24,6 +25,12 @@ def job(seed: int, devices: str = "cpu:2", *, sampler: bool = False) -> Graph:
 
 def told(run: QueuedRun, name: str) -> list[str]:
     return [each.text for each in run.texts if each.node == name]
+
+
+def ended(server: ComfyUI, run: QueuedRun) -> float:
+    """Return the end of a run in seconds since 1970."""
+    messages = dict(server.history(run.prompt_id)["status"]["messages"])
+    return float(messages["execution_success"]["timestamp"]) / 1e3
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +52,7 @@ def test_the_node_shows_its_workers_its_steps_and_the_outcome(
     texts = told(run, "sampler")
     assert texts[:2] == ["Preparing", "Starting 2 workers, 0 s"]
     assert [STEP.fullmatch(text)[1] for text in texts if text.startswith("Step")] == list("1234")  # type: ignore[index]
-    assert re.match(
-        r"\d+\.\d s, \d+\.\d\d s a step on 2 workers \(cpu\): \w+ 2\.\n.+ device \(\w+\)\.\nPeak ", texts[-1]
-    )
+    assert re.match(r"\d+\.\d s, \d+\.\d\d s a step on 2 workers \(cpu\): \w+ 2\.\n.+ one device.+\.\nPeak ", texts[-1])
     assert "s left" in texts[-3] and "s left" not in texts[-2], "and after the last step nothing is left"
     assert len(set(texts)) == len(texts), "nothing is said twice"
     assert {event.max for event in run.progress} == {4}, "the bar is for steps alone"
@@ -72,6 +77,16 @@ def test_the_history_has_the_outcome_of_a_run(
     assert 0 <= found["waiting"] < 1
     assert found["gain_is"] == "measured", "the same job has run on one device"
     assert found["gain"] == pytest.approx(alone["seconds_a_step"] / found["seconds_a_step"])
+    assert found["alone"] == alone["seconds_a_step"]
+    assert abs(found["alone_at"] - ended(comfyui, one)) < 5, "the end of the run on one device"
+    (gain,) = [line for line in told(two, "sampler")[-1].splitlines() if "as fast as" in line]
+    numbers = re.search(
+        r"([\d.]+)x as fast as one device: ([\d.]+) s a step in this run, ([\d.]+) s on one device", gain
+    )
+    assert numbers, gain
+    factor, now, before = map(float, numbers.groups())
+    assert factor == pytest.approx(before / now, rel=0.02), "both numbers are shown"
+    assert gain.endswith(f"in the run of {moment(found['alone_at'])}.")
     assert found["why"]
 
 

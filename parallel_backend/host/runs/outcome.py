@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ class Outcome(msgspec.Struct, frozen=True):
         gain_is: "measured" or "predicted"; empty if there is no gain.
         starting: seconds in which workers were started.
         compiling: seconds, within `seconds`, in which the slowest worker compiled blocks.
+        alone: seconds a step of the run on one device that a measured gain compares with; 0 if there is none.
+        alone_at: the end of that run in seconds since 1970.
     """
 
     plan: str
@@ -41,6 +44,8 @@ class Outcome(msgspec.Struct, frozen=True):
     warnings: list[str]
     starting: float = 0.0
     compiling: float = 0.0
+    alone: float = 0.0
+    alone_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,19 +57,22 @@ class RunTimes:
         starting: seconds in which workers were started.
         steps: 0 if there are none.
         seconds_a_step: seconds of a step once the run is going; 0 if there are no steps.
+        alone: seconds a step of the same job's last run on one device; 0 if there is none.
+        alone_at: the end of that run in seconds since 1970.
     """
 
     seconds: float
     starting: float = 0.0
     steps: int = 0
     seconds_a_step: float = 0.0
+    alone: float = 0.0
+    alone_at: float = 0.0
 
 
 def outcome(
     ran: Sequence[CostEvent],
     planned: PlanEvent | None,
     times: RunTimes,
-    alone: float | None = None,
     warnings: Sequence[str] = (),
 ) -> Outcome:
     """Return the outcome of a run.
@@ -72,7 +80,6 @@ def outcome(
     Args:
         ran: the costs of the run's requests, at least one.
         planned: the choice of its plan, if the plan was chosen automatically.
-        alone: measured seconds a step of the same job on one device, if they are known.
         warnings: further warnings for the user.
     """
     plan = ran[-1].plan
@@ -86,8 +93,9 @@ def outcome(
         peak[device] += count
     busy = sum(report.seconds for report in reports)
     gain, gain_is = None, ""
-    if plan.world_size > 1 and alone is not None:
-        gain, gain_is = alone / times.seconds_a_step, "measured"
+    compares = plan.world_size > 1 and times.alone > 0
+    if compares:
+        gain, gain_is = times.alone / times.seconds_a_step, "measured"
     elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.fits_into(planned.memory):
         gain, gain_is = predicted_gain(planned.choice), "predicted"
     return Outcome(
@@ -104,6 +112,8 @@ def outcome(
         warnings=[*(_slower_than_one(planned.choice) if planned else ()), *warnings],
         starting=times.starting,
         compiling=max(report.compiling for report in reports),
+        alone=times.alone if compares else 0.0,
+        alone_at=times.alone_at if compares else 0.0,
     )
 
 
@@ -120,7 +130,10 @@ def in_words(result: Outcome) -> str:
     if result.sent:
         costs += [f"{100 * result.waiting:.0f} % of the time waiting", f"{amount(result.sent)} sent"]
     lines = [f"{result.seconds:.1f} s{pace} on {result.plan}.", f"{', '.join(costs)}."]
-    if result.gain is not None:
+    if result.alone:
+        paces = f"{result.seconds_a_step:.3g} s a step in this run, {result.alone:.3g} s on one device in the run of"
+        lines.insert(1, f"{result.gain:.2f}x as fast as one device: {paces} {moment(result.alone_at)}.")
+    elif result.gain is not None:
         lines.insert(1, f"{result.gain:.2f}x as fast as one device ({result.gain_is}).")
     if result.starting >= 1:
         lines.append(f"Starting the workers took {result.starting:.0f} s more, once.")
@@ -137,6 +150,12 @@ def amount(count: float) -> str:
         count, unit = count / 1000, next(units)
     digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
     return f"{count:.{digits}f} {unit}"
+
+
+def moment(seconds: float) -> str:
+    """Return a time in seconds since 1970 as this machine's clock shows it: `14:03`, after the date if that is not today's."""
+    then = time.localtime(seconds)
+    return time.strftime("%H:%M" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def part_of(done: float, total: float) -> str:
