@@ -37,6 +37,19 @@ MEBIBYTE = 1 << 20
 log = logging.getLogger(__name__)
 
 
+class RunEnd(msgspec.Struct, frozen=True):
+    """The end of a run without a result.
+
+    Attributes:
+        said: the last text on the node without the reason, such as `Cancelled after 3 of 20`; empty while the last run is active
+            and after a result.
+        at: seconds since 1970.
+    """
+
+    said: str = ""
+    at: float = 0.0
+
+
 class NodeRun:
     """One run of a node, with the events that it has reported so far."""
 
@@ -81,6 +94,7 @@ class NodeProgress:
     """A listener to the Backend's events that shows them on the running node."""
 
     def __init__(self) -> None:
+        self.last_end = RunEnd()
         self._run: NodeRun | None = None
         self._displayed_start = (0, 0)
         self._alone: dict[object, tuple[float, float]] = {}
@@ -114,12 +128,15 @@ class NodeProgress:
     def run(self, doing: str, steps: int = 0, first: str = "") -> Iterator[NodeRun]:
         """Announce a run of the executed node, and provide its NodeRun. Show the outcome when the run has ended well."""
         self._run = run = NodeRun(doing, steps)
+        self.last_end = RunEnd()
         say(first or doing)
         try:
             yield run
         except BaseException as error:
             why = f": {error}" if isinstance(error, OURS) else ""
-            say(f"{'Cancelled' if isinstance(error, InterruptProcessingException) else 'Failed'}{run.reached}{why}")
+            said = f"{'Cancelled' if isinstance(error, InterruptProcessingException) else 'Failed'}{run.reached}"
+            self.last_end = RunEnd(said, time.time())
+            say(said + why)
             raise
         finally:
             self._run = None
@@ -176,6 +193,17 @@ def executing() -> tuple[str, str] | None:
     return context.prompt_id, get_progress_state().dynprompt.get_display_node_id(context.node_id)
 
 
+def workflow() -> str:
+    """Return the id of the page's workflow that the running prompt was queued from; empty if the prompt has none."""
+    execution = executing()
+    extra_data = _extra_data(PromptServer.instance.prompt_queue, execution[0]) if execution else {}
+    match extra_data:
+        case {"extra_pnginfo": {"workflow": {"id": str(found)}}}:
+            return found
+        case _:
+            return ""
+
+
 def say(text: str) -> None:
     """Show a text on the running node, in the page that queued the prompt."""
     execution = executing()
@@ -199,7 +227,11 @@ def publish(result: Outcome) -> None:
 
 def _keep(queue: Any, prompt: str, node: str, record: dict[str, Any]) -> None:
     """Store an outcome in the running prompt's extra data. ComfyUI makes the history entry from these data at the end."""
+    extra_data = _extra_data(queue, prompt)
+    extra_data[HISTORY] = {**extra_data.get(HISTORY, {}), node: record}
+
+
+def _extra_data(queue: Any, prompt: str) -> dict[str, Any]:
+    """Return the extra data of a running prompt, or an empty dict if the prompt does not run."""
     running, _ = queue.get_current_queue_volatile()
-    for _, prompt_id, _, extra_data, *_ in running:
-        if prompt_id == prompt:
-            extra_data[HISTORY] = {**extra_data.get(HISTORY, {}), node: record}
+    return next((extra_data for _, number, _, extra_data, *_ in running if number == prompt), {})

@@ -37,7 +37,7 @@ from ...parallel_backend.weights.layers.packing import QuantisedMatrices
 from ...parallel_backend.wire.frames import Frame
 from ..memory.devices import free_devices, reclaimable_bytes
 from ..memory.loaded_models import device_name
-from ..progress import loading
+from ..progress import loading, workflow
 from .conditioning import by_mask
 from .dtypes import dtype_name
 from .features.controlnet import Control, residuals_of
@@ -270,8 +270,8 @@ class RemoteModel:
 
 
 def caller() -> RequestContext:
-    """Return the context of the running node: a check for ComfyUI's Cancel, and a function that shows loading on the node."""
-    return RequestContext(comfy.model_management.processing_interrupted, loading())
+    """Return the context of the running node: a check for Cancel, a function that shows loading on the node, the workflow."""
+    return RequestContext(comfy.model_management.processing_interrupted, loading(), workflow())
 
 
 def interruption() -> BaseException:

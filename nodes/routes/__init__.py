@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from server import PromptServer
 
-from ..runtime import backend
+from ..runtime import backend, progress
 from .body import JsonBody, TextBody
 from .doctor import DoctorRoute
 from .expectation import ExpectationRequest, tell_expectation
@@ -24,7 +24,7 @@ def routes() -> tuple[Route, ...]:
     """Return all routes of this pack."""
     turn = Turn()
     doctor = DoctorRoute(turn)
-    panel = Panel(backend, doctor, turn)
+    panel = Panel(backend, progress, doctor, turn)
     return (
         Route("GET", "doctor", doctor.answer),
         *panel.routes(),

@@ -20,6 +20,7 @@ from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.devices import DeviceMemory, device_memory
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
+from ..progress import NodeProgress, RunEnd
 from .bench import GRAPH_BYTES, BenchRequest, BenchRoute, BenchStatus
 from .body import JsonBody
 from .doctor import DISTURBING, DoctorRoute, DoctorStatus, Look, look_at_models
@@ -65,13 +66,22 @@ class PanelStatus(msgspec.Struct, frozen=True):
     doctor: DoctorStatus
     comparison: ComparisonStatus
     bench: BenchStatus
+    last_end: RunEnd
 
 
 class Panel:
-    """The tab's routes. `backend` returns this process's Backend, which is created at first use."""
+    """The tab's routes.
 
-    def __init__(self, backend: Callable[[], Backend], doctor: DoctorRoute, turn: Turn) -> None:
+    Args:
+        backend: returns this process's Backend, which is created at first use.
+        progress: returns the listener that knows the runs of nodes.
+    """
+
+    def __init__(
+        self, backend: Callable[[], Backend], progress: Callable[[], NodeProgress], doctor: DoctorRoute, turn: Turn
+    ) -> None:
         self._backend = backend
+        self._progress = progress
         self._doctor = doctor
         self._turn = turn
         self._bench = BenchRoute(backend, turn)
@@ -192,6 +202,7 @@ class Panel:
             self._doctor.status,
             self._comparison,
             self._bench.status,
+            self._progress().last_end,
         )
 
     async def _broadcast(self) -> None:

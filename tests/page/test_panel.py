@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from parallel_backend.models.comfyui.small.kinds import KINDS
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import ksampler_graph, parallel
+from tests.support.page.browser import open_graph
+from tests.support.page.contents import SPRITES
 from tests.support.page.contrasts import CONTRASTS, LEGIBLE, VISIBLE
+from tests.support.page.swapping import STATE
 from tests.support.selection import thorough
 
 WORKERS = 4
@@ -126,6 +131,44 @@ def test_a_button_proves_all_declared_models(panel: Locator) -> None:
     expect(doctor.locator(".pp-finding")).to_have_count(len(KINDS))
     expect(doctor.locator(".pp-ok-line")).to_have_count(len(KINDS))
     expect(doctor.locator(".pp-finding", has_text="WAN21_T2V")).to_contain_text("2 inputs")
+
+
+def cancelled(comfyui: ComfyUI, seed: int) -> None:
+    """Run a graph and cancel the run at its third step."""
+    graph = parallel(ksampler_graph("tiny-schnell", steps=1000, seed=seed), "cpu:2")
+    run = comfyui.queue(graph, on_progress=lambda step: step.value == 3 and comfyui.interrupt(), timeout=300)
+    assert run.status == "interrupted"
+
+
+def test_the_last_run_is_the_cancelled_one(panel: Locator, comfyui: ComfyUI) -> None:
+    """No failure of an earlier run is shown as the last run's, and no earlier result without its time."""
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=166), "cpu:2"), timeout=300).check()
+    Path(comfyui.env[FAULT_FILE]).write_text("rank=1,phase=sampling,step=1,kind=raise")
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=167), "cpu:2"), timeout=300)
+    failure, last = section(panel, "failure"), section(panel, "last-run")
+    expect(failure).to_contain_text("The last run failed")
+    expect(last.locator("p").first).to_have_text(re.compile(r"^Failed, at \d+:\d\d"))
+    cancelled(comfyui, 168)
+    expect(failure).to_be_hidden()
+    expect(last.locator("p").first).to_have_text(re.compile(r"^Cancelled after \d+ of 1000, at \d+:\d\d"))
+    expect(last.locator("p").nth(1)).to_have_text(re.compile(r"^The last run with a result ended at \d+:\d\d"))
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=5, seed=169), "cpu:2"), timeout=300).check()
+    expect(last.locator("p").first).to_contain_text("tiny-schnell.safetensors, sampling")
+    expect(last).to_contain_text("for 5 steps")
+
+
+def test_sections_about_a_run_of_another_workflow_say_so(page: Page, panel: Locator) -> None:
+    """The page queues the demo; then another workflow opens, and the demo again."""
+    note = "This run was of another workflow than the open one."
+    last, plans = section(panel, "last-run"), section(panel, "plans")
+    open_graph(page, SPRITES)
+    page.get_by_test_id("queue-button").click()
+    expect(last).to_contain_text("sprites-flux-schnell.safetensors", timeout=180_000)
+    demo = page.evaluate(STATE)
+    for state, count in (({"nodes": [], "links": [], "version": 0.4}, 1), (demo, 0)):
+        page.evaluate("state => app.loadGraphData(state, true, true, 'another')", state)
+        for about in (last, plans):
+            expect(about.get_by_text(note)).to_have_count(count)
 
 
 # the quick run shows a worker's death in test_contents::test_the_screen_shows_the_sentence_of_a_workers_failure

@@ -72,6 +72,7 @@ test("weights that wait in host memory are counted there", () => {
     doctor: { doing: "", findings: null },
     comparison: { doing: "", result: null, said: "", run: 0 },
     bench: { doing: "", sides: [], row: "", file: "", said: "" },
+    last_end: { said: "", at: 0 },
   };
   assert.equal(heldOn(status, "cuda:1"), 5);
   assert.equal(heldOn(status, "cpu"), 14);
@@ -95,7 +96,17 @@ test("an answer's sentence is found in the panel's JSON and in a refusal's text"
 
 test("a run without steps shows only its time", () => {
   const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
-  const run = { number: 1, kind: "decoding", model: "vae", plan: "", calls: 0, ended: 0, decision: null, timeline };
+  const run = {
+    number: 1,
+    kind: "decoding",
+    model: "vae",
+    plan: "",
+    calls: 0,
+    ended: 0,
+    decision: null,
+    timeline,
+    workflow: "",
+  };
   assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH), "2.00 s");
   assert.equal(
     timeOf({ ...run, steps: 4, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH),
@@ -107,7 +118,7 @@ test("a run without steps shows only its time", () => {
 
 test("on one device, without measurements, there is no prediction", () => {
   const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
-  const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline };
+  const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline, workflow: "" };
   const each = { plan: "ulysses 2", parts: {}, memory: 0, fits: true, changes: false };
   const alone = { ...each, plan: "", devices: 1, chosen: true, seconds: 0.0148 };
   const decision = { why: "", memory: 0, single: alone };

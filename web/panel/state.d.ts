@@ -50,6 +50,8 @@ export interface Status {
   comparison: { doing: string; result: Comparison | null; said: string; run: number };
   /** `row` is the results' row in Markdown, `file` the name of their file. */
   bench: { doing: string; sides: BenchSide[]; row: string; file: string; said: string };
+  /** The end of the last run without a result, such as "Cancelled after 3 of 20"; `said` is empty after a result. */
+  last_end: { said: string; at: number };
 }
 
 /**
@@ -130,6 +132,8 @@ export interface Run {
   decision: { why: string; memory: number; single: Alternative; alternatives: Alternative[] } | null;
   ranks: RankCost[];
   timeline: Timeline;
+  /** The id of the workflow; empty if unknown. */
+  workflow: string;
 }
 
 /** The state that the panel shows. `problem` is the reason why the server does not reply; empty while it does. */

@@ -5,6 +5,7 @@
 /** @import { Expectation } from "../run/expectations" */
 /** @import { Swap } from "../swap/swap" */
 /** @import { Key, Words } from "../words" */
+/** @import { Status } from "./state" */
 
 import { linkTo, remedyOf } from "../run/remedies.js";
 import { setDevices, unplanned } from "../settings.js";
@@ -16,6 +17,7 @@ import { memoryView, workersView } from "./machine.js";
 import { comparisonView, costsView, isMeasured, plansView, timeOf } from "./plans.js";
 import { Source } from "./source.js";
 import { timelineView } from "./timeline.js";
+import { clock } from "./units.js";
 
 /** Titles of the sections that have one. */
 /** @type {Record<string, Key>} */
@@ -139,8 +141,11 @@ class Panel {
     const held = workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held));
     this.#section("memory", [memory, held, devices], () => memoryView(status, { devices, choose }, this.#words));
     this.#section("workers", [workers.groups, idle, this.#answers], () => this.#workers(idle));
-    this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
-    this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
+    const other = !!run?.workflow && run.workflow !== this.#app.rootGraph.id;
+    const last = [run, status.last_end, other, this.#whole];
+    this.#section("last-run", last, () => this.#lastRun(status, other), true);
+    const chosen = [run?.decision, comparison, other, idle, this.#answers];
+    this.#section("plans", chosen, () => this.#plans(idle, other), !!run);
     this.#section("bench", [bench, idle, this.#answers, loaders.length > 0], () => this.#bench(idle));
     this.#section("derived", derived, () => derivedView(derived, this.#words), derived.length > 0);
     this.#section("doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
@@ -185,12 +190,24 @@ class Panel {
     return element("div", "", workersView(status, this.#words), buttons, this.#answer("free", "stop"));
   }
 
-  #lastRun() {
+  /** @type {(status: Status, other: boolean) => HTMLElement} */
+  #lastRun({ last_end: { said, at } }, other) {
     const { run } = this.#source.state;
-    if (!run) return element("p", "pp-note", this.#words.say("run.none"));
+    const { locale } = this.#words;
+    const end = said && this.#words.say("run.end", { said: this.#words.told(said), time: clock(at, locale) });
+    if (!run) return element("p", "pp-note", end || this.#words.say("run.none"));
+    const before = end && this.#words.say("run.before", { time: clock(run.ended, locale) });
     const plan = this.#words.told(run.plan);
     const what = this.#words.say("run.head", { model: run.model, kind: this.#words.name(run.kind), plan });
-    const head = element("div", "", element("p", "", what), element("p", "", timeOf(run, this.#words)));
+    const head = element(
+      "div",
+      "",
+      end && element("p", "", end),
+      before && element("p", "pp-note", before),
+      other && this.#other(),
+      element("p", "", what),
+      element("p", "", timeOf(run, this.#words)),
+    );
     const choose = (/** @type {boolean} */ whole) => {
       this.#whole = whole;
       this.draw();
@@ -199,8 +216,13 @@ class Panel {
     return element("div", "", head, timeline, costsView(run, this.#words));
   }
 
-  /** @type {(idle: boolean) => HTMLElement} */
-  #plans(idle) {
+  /** Return the note that a section is about a run of another workflow than the open one. */
+  #other() {
+    return element("p", "pp-note", this.#words.say("run.other"));
+  }
+
+  /** @type {(idle: boolean, other: boolean) => HTMLElement} */
+  #plans(idle, other) {
     const { run, status } = this.#source.state;
     if (!status) return element("div", "");
     const several = (run?.ranks.length ?? 0) > 1;
@@ -214,7 +236,7 @@ class Panel {
     const predicted = run?.decision && isMeasured(run.decision) && run.decision;
     const plans = predicted ? plansView(predicted, this.#words) : unpredicted;
     const comparison = comparisonView(status.comparison, run?.number ?? 0, this.#words);
-    return element("div", "", plans, buttons, this.#answer("compare", "measure"), comparison);
+    return element("div", "", other && this.#other(), plans, buttons, this.#answer("compare", "measure"), comparison);
   }
 
   /** @type {(idle: boolean) => HTMLElement} */

@@ -30,6 +30,19 @@ export function seconds(count) {
 }
 
 /**
+ * Format a moment as the time of day, after the date if that is not today's.
+ *
+ * @param {number} at seconds since 1970
+ * @param {string} locale
+ * @returns {string}
+ */
+export function clock(at, locale) {
+  const then = new Date(1000 * at);
+  const time = then.toLocaleTimeString(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  return then.toDateString() === new Date().toDateString() ? time : `${then.toLocaleDateString(locale)} ${time}`;
+}
+
+/**
  * Format a share as a percentage.
  *
  * @param {number} part

@@ -91,6 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         steps: 0 if the run has no steps.
         calls: model calls so far, of a run whose loop stays in ComfyUI; 0 for other runs.
         ended: seconds since the epoch.
+        workflow: the id of the page's workflow; empty if unknown.
     """
 
     number: int
@@ -103,6 +104,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     decision: Decision | None
     ranks: list[RankCost]
     timeline: RunTimeline
+    workflow: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class _EndedRun:
         reports: the costs on each rank.
         ended: seconds since 1970.
         chosen: the choice of the run's plan; None if the plan was not chosen automatically.
+        workflow: the id of the page's workflow; empty if unknown.
     """
 
     message: RunRequest
@@ -124,6 +127,7 @@ class _EndedRun:
     reports: Sequence[RankCostReply]
     ended: float
     chosen: MeasuredChoice | None
+    workflow: str
 
 
 class Journal:
@@ -138,8 +142,9 @@ class Journal:
         self._begins = True
 
     def begins(self) -> None:
-        """Record that a run begins. Model calls from here on belong to it."""
+        """Record that a run begins. Model calls from here on belong to it, and the failure of the run before is over."""
         self._begins = True
+        self.failure = None
 
     def ran(self, exchange: PendingRequest, answer: RequestReply, latest: MeasuredChoice | None) -> None:
         """Record a finished run, and the choice of its plan if `latest` is that choice."""
@@ -152,9 +157,9 @@ class Journal:
         if isinstance(message, SampleRequest):
             self.denoise = Denoise.of(exchange, chosen)
             steps = len(exchange.tensors["sigmas"]) - 1
-        self._last = _EndedRun(message, steps, calls, list(answer.reports), time.time(), chosen)
+        reports, workflow = list(answer.reports), exchange.caller.workflow
+        self._last = _EndedRun(message, steps, calls, reports, time.time(), chosen, workflow)
         self._begins = False
-        self.failure = None
         self.runs += 1
 
     def _calls(self, message: ForwardRequest) -> Calls:
@@ -187,6 +192,7 @@ class Journal:
             decision=_decision(run.chosen) if run.chosen else None,
             ranks=[_cost(report, plan) for report in sorted(reports, key=lambda report: report.rank)],
             timeline=timeline_of(plan, reports),
+            workflow=run.workflow,
         )
 
 

@@ -42,10 +42,12 @@ class RequestContext:
         is_cancelled: called often. True cancels the request.
         on_loading: called with the bytes of weights that have arrived and those that will arrive. An exception from it cancels
             the request.
+        workflow: the id of the workflow that the request belongs to; empty if unknown.
     """
 
     is_cancelled: IsCancelled = _never
     on_loading: OnLoading = _ignore
+    workflow: str = ""
 
 
 @dataclass(frozen=True)
