@@ -166,7 +166,7 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
     if any(expected.devices == tuple(rank.device for rank in group.ranks) for group in groups):
         return ExpectationReply(line, sign=line)
     backend().prepare()
-    return ExpectationReply(f"{line}; the first run starts workers", sign=f"{line}; not started")
+    return ExpectationReply(f"{line}; the first run starts workers", sign=f"{line}; workers not started")
 
 
 def _latent(request: ExpectationRequest, form: Any) -> tuple[int, ...]:

@@ -179,7 +179,9 @@ def test_the_loader_shows_the_expected_gain_and_memory_before_a_run(page: Page) 
     line = r"^2 workers: (about \d\.\dx, )?\d+\.\d MB each"
     page.wait_for_function(SHOWN, arg=[BADGES, line], polling=POLLING)
     tab(page)
-    expect(page.locator(".pp-on-loaders")).to_contain_text(re.compile(r"Load Parallel FLUX: 2 workers: "))
+    expect(page.locator(".pp-on-loaders")).to_contain_text(
+        re.compile(r"Load Parallel FLUX, sprites-flux-schnell: 2 workers: ")
+    )
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     drawn = page.locator(
         f'[data-node-id="{page.evaluate("app.graph.nodes.find(n => n.type.startsWith(`LoadParallel`)).id")}"]'
@@ -203,7 +205,7 @@ def test_the_loader_says_that_a_run_starts_workers_until_they_have_started(page:
     )
     page.evaluate(f"{TRACKER}.captureCanvasState()")
     line = r"^3 workers: (about \d\.\dx, )?\d+\.\d MB each"
-    page.wait_for_function(SHOWN, arg=[BADGES, f"{line}; not started$"], polling=POLLING)
+    page.wait_for_function(SHOWN, arg=[BADGES, f"{line}; workers not started$"], polling=POLLING)
     tab(page)
     expect(page.locator(".pp-on-loaders")).to_contain_text(re.compile(f"{line[1:]}; the first run starts workers"))
     page.get_by_test_id("queue-button").click()

@@ -34,6 +34,7 @@ from tests.support.page.swapping import (
 )
 from tests.support.page.template_files import FOLDERS, put_files
 from tests.support.selection import thorough
+from tests.support.tiny.comfyui import save_tiny
 from tests.support.tiny.flux import save_flux
 from tests.vae.comfy_vaes import save_image_vae
 
@@ -148,6 +149,36 @@ def test_one_undo_reverts_the_swap_and_a_redo_repeats_it(page: Page) -> None:
         page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=int(key == "y"), polling=POLLING)
         page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
         assert page.evaluate(STATE) == state
+
+
+WAN = "video_wan2_2_14B_t2v"
+"""ComfyUI's template of Wan 2.2, whose subgraph loads two models."""
+
+
+def test_the_subgraph_of_two_models_and_the_tab_name_the_files_and_what_is_not_started(
+    page: Page, comfyui: ComfyUI
+) -> None:
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    names = [f"wan2.2_t2v_{noise}_noise_14B_fp8_scaled" for noise in ("low", "high")]
+    for seed, name in enumerate(names):
+        save_tiny(folder, "wan", seed=seed).rename(folder / f"{name}.safetensors")
+    page.evaluate("app.refreshComboInNodes()")
+    open_stock(page, WAN)
+    outer = page.evaluate("app.rootGraph.nodes.find(node => node.subgraph).id")
+    swap(page, "Use all GPUs")
+    line = rf"1 worker: [\d.]+ MB; workers not started \({', '.join(names)}\)"
+    page.wait_for_function(
+        """([id, line]) => app.rootGraph.getNodeById(id).badges
+            .some(badge => RegExp(`^${line}$`).test((typeof badge === "function" ? badge() : badge).text))""",
+        arg=[outer, line],
+        polling=POLLING,
+    )
+    for name in names:
+        each = re.compile(rf"Load Parallel Diffusion Model, {name}: 1 worker: [\d.]+ MB; the first run starts workers")
+        expect(tab(page)).to_contain_text(each)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    expect(page.locator(f'[data-node-id="{outer}"]')).to_contain_text(re.compile(rf"^{line} · "))
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 
 @thorough

@@ -138,7 +138,7 @@ def test_the_estimate_is_a_line_that_the_page_can_translate(
 ) -> None:
     assert in_words(Expected(devices, gain, 21.6e9)) == line
     assert known(line, "sentences")
-    for before_workers in ("the first run starts workers", "not started"):
+    for before_workers in ("the first run starts workers", "workers not started"):
         assert known(f"{line}; {before_workers}", "sentences")
 
 

@@ -33,7 +33,7 @@ export function loadersView(swap, expectations, words) {
     ),
     button(words.say("swap.one"), words.say("swap.one.tooltip"), () => void swap.useOne(), !all.length),
   );
-  const expected = expectations.map(({ title, said }) => element("p", "pp-note", `${title}: ${said}`));
+  const expected = expectations.map(({ title, file, said }) => element("p", "pp-note", `${title}, ${file}: ${said}`));
   const nothing = words.say(encoders.length ? "swap.silent" : "swap.nothing.all");
   return element("div", "", element("p", "", found.join(" ") || nothing), buttons, ...expected);
 }

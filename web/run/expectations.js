@@ -1,7 +1,7 @@
 // @ts-check
 /** The expected time and memory of each loader's next run, shown on the loader and on the subgraph nodes around it. */
 
-/** @import { Api, App } from "../comfyui" */
+/** @import { Api, App, GraphNode } from "../comfyui" */
 /** @import { Words } from "../words" */
 /** @import { Signs } from "./signs" */
 
@@ -13,14 +13,22 @@ const QUIET = 250;
 /** Events of the page after which a field may have another value. ComfyUI itself sees some values only at a later click. */
 const EDITS = /** @type {const} */ (["keyup", "click", "change"]);
 const KIND = "expected";
+const WARNING = "⚠";
 const REFUSED = { fgColor: "#1a1300", bgColor: "#f5b301" };
 const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
 const LOADER = /^LoadParallel(?!VAE)/;
 
 /** @typedef {{ said: string, sign: string, refused: boolean }} Answer */
 
-/** An expectation in ComfyUI's language, and the title of its loader. */
-/** @typedef {{ title: string, said: string }} Expectation */
+/** An expectation in ComfyUI's language, and its loader: the title and the file. */
+/** @typedef {{ title: string, file: string, said: string }} Expectation */
+
+/** @type {(text: string) => import("./signs").Colours} */
+const coloursOf = (text) => (text.includes(WARNING) ? REFUSED : {});
+
+/** Return a file's name without its folder and its ending, which would take the space of the numbers. */
+/** @type {(file: string) => string} */
+const nameOf = (file) => file.slice(file.lastIndexOf("/") + 1).replace(/\.\w+$/, "");
 
 export class Expectations {
   /** The latest expectations, which the tab shows. */
@@ -78,17 +86,34 @@ export class Expectations {
     const turn = this.#turn;
     const { output } = await this.#app.graphToPrompt();
     const loaders = Object.keys(output).filter((id) => LOADER.test(output[id]?.class_type ?? ""));
-    const told = await Promise.all(loaders.map(async (id) => ({ id, answer: await this.#ask(askedOf(output, id)) })));
+    const told = await Promise.all(
+      loaders.map(async (id) => {
+        const asked = askedOf(output, id);
+        return { id, file: nameOf(asked?.file ?? ""), answer: await this.#ask(asked) };
+      }),
+    );
     if (turn !== this.#turn || this.#running) return; // the workflow has changed, or a run has started
     this.#signs.clear(KIND);
     this.latest = [];
-    for (const { id, answer } of told) {
+    /** @type {Map<GraphNode, Map<string, string[]>>} */
+    const around = new Map(); // the files of the loaders inside of each subgraph node, by their line
+    for (const { id, file, answer } of told) {
       const path = pathOf(this.#app, id);
       const loader = path.at(-1);
       if (!answer?.said || !loader) continue;
-      const line = answer.refused ? `⚠ ${this.#words.say("error.PlanRefused")}` : this.#words.told(answer.sign);
-      for (const node of path) this.#signs.show(node, KIND, line, answer.refused ? REFUSED : {});
-      this.latest.push({ title: loader.title, said: this.#words.told(answer.said) });
+      const line = answer.refused
+        ? `${WARNING} ${this.#words.say("error.PlanRefused")}`
+        : this.#words.told(answer.sign);
+      this.#signs.show(loader, KIND, line, coloursOf(line));
+      for (const outer of path.slice(0, -1)) {
+        const lines = around.get(outer) ?? new Map();
+        around.set(outer, lines.set(line, [...(lines.get(line) ?? []), file]));
+      }
+      this.latest.push({ title: loader.title, file, said: this.#words.told(answer.said) });
+    }
+    for (const [outer, lines] of around) {
+      const text = [...lines].map(([line, files]) => `${line} (${files.join(", ")})`).join(" · ");
+      this.#signs.show(outer, KIND, text, coloursOf(text));
     }
     this.#changed();
   }
