@@ -124,9 +124,14 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len(self.devices)
 
     @property
+    def on_gpus(self) -> bool:
+        """Return True if each device is a GPU. Predictions of time are shown for such plans alone."""
+        return all(map(_is_gpu, self.devices))
+
+    @property
     def transport(self) -> str:
         """Return "nccl" if each rank has a GPU of its own; "gloo" on CPUs and for ranks that share a GPU (via host memory)."""
-        return "nccl" if all(map(_is_gpu, self.devices)) and not share_a_gpu(self.devices) else "gloo"
+        return "nccl" if self.on_gpus and not share_a_gpu(self.devices) else "gloo"
 
     @property
     def uses_pipefusion(self) -> bool:

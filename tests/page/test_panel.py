@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from parallel_backend.models.comfyui.small.kinds import KINDS
 from parallel_backend.worker.process.environment import FAULT_FILE
@@ -58,9 +58,30 @@ def test_the_panel_shows_a_run_while_it_is_active_and_afterwards(panel: Locator,
     for row in rows.all():
         expect(row).to_have_attribute("aria-label", re.compile(r"on cpu: .*computing .*waiting "))
         assert len(row.locator(".pp-computing").get_attribute("d") or "") > 100
-    expect(section(panel, "plans").locator("tr.pp-chosen")).to_have_count(1)
-    expect(section(panel, "plans")).to_contain_text("one device")
+    expect(section(panel, "plans")).to_contain_text("No times are predicted for this plan")
+    expect(panel).not_to_contain_text(re.compile(r"s predicted"))
     expect(workers.locator(".pp-models", has_text="tiny-schnell.safetensors")).to_have_count(WORKERS)
+
+
+def test_predicted_times_are_shown_on_gpus_alone(page: Page, panel: Locator, comfyui: ComfyUI) -> None:
+    """The page receives a run on the CPU as if it had been on GPUs."""
+
+    def answer(route: Route) -> None:
+        run = route.fetch().json()
+        for rank in run["ranks"]:
+            rank["device"] = f"cuda:{rank['rank']}"
+        route.fulfill(json=run)
+
+    plans, last = section(panel, "plans"), section(panel, "last-run")
+    for seed, shown in ((164, 1), (170, 0)):
+        if shown:
+            page.route("**/parallel/run", answer)
+        graph = parallel(ksampler_graph("tiny-schnell", steps=3 + shown, seed=seed), "cpu:2")
+        comfyui.queue(graph, timeout=300).check()
+        expect(last).to_contain_text(f"for {3 + shown} steps")
+        expect(plans.locator("tr.pp-chosen")).to_have_count(shown)
+        expect(last.get_by_text(re.compile(r"s predicted"))).to_have_count(shown)
+        page.unroute("**/parallel/run")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

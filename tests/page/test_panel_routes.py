@@ -122,7 +122,8 @@ def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyU
     result = comparison["result"]
     assert (comparison["said"], result["steps"], result["of"]) == ("", 6, 20)
     assert get(comfyui, "run")["plan"].endswith(result["plan"])
-    assert min(result[name] for name in ("seconds", "alone", "predicted", "predicted_alone")) > 0
+    assert min(result[name] for name in ("seconds", "alone")) > 0
+    assert result["predicted"] == result["predicted_alone"] == 0, "on the CPU"
     assert get(comfyui, "run")["steps"] == 20  # the comparison does not replace the last run
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=156), "cpu:1")).check()
     assert "on one device" in compared()["said"]

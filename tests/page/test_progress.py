@@ -89,7 +89,7 @@ def test_the_history_has_the_outcome_of_a_run(
     factor, now, before = map(float, numbers.groups())
     assert factor == pytest.approx(before / now, rel=0.02), "both numbers are shown"
     assert gain.endswith(f"in the run of {moment(found['alone_at'])}.")
-    assert found["why"]
+    assert found["why"] == "", "a reason by predicted times, which the CPU has none of"
 
 
 def test_the_node_warns_of_a_slower_path(comfyui: ComfyUI) -> None:

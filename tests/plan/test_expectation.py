@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from parallel_backend.errors import PlanRefused
@@ -23,7 +26,7 @@ from tests.support.sentences import known
 def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> list[DeviceMemory]:
     bytes_free = None if free is None else int(free)
     gpus = [DeviceMemory(f"cuda:{index}", name, int(TOTAL), bytes_free) for index in range(2)]
-    return [*gpus, DeviceMemory("cpu", "", 64 << 30, 32 << 30)]
+    return [*gpus, DeviceMemory("cpu", "", 128 << 30, 64 << 30)]
 
 
 @pytest.mark.parametrize("requested_plan", [{}, {"ring": 2}, {"weights": "sharded"}, {"devices": "0"}])
@@ -44,6 +47,26 @@ def test_without_a_measurement_a_card_is_known_by_its_name() -> None:
     assert expected.gain is not None and 1.0 < expected.gain[0] == expected.gain[1] <= 2.0
     unknown = expect(question(), two("A card of next year"), lambda _: None)
     assert unknown.gain is None and unknown.memory == pytest.approx(expected.memory)
+
+
+def test_on_the_cpu_no_gain_is_expected() -> None:
+    expected = expect(question(devices="cpu:2"), two(), lambda _: MEASURED)
+    assert (expected.devices, expected.gain) == (("cpu", "cpu"), None) and expected.memory > 0
+
+
+@pytest.mark.parametrize(("link", "warns"), [(MEASURED.link_bandwidth, False), (1e6, True)])
+def test_the_log_has_the_ranking_on_gpus_and_says_when_one_is_faster(
+    caplog: pytest.LogCaptureFixture, link: float, warns: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    machine = msgspec.structs.replace(MEASURED, link_bandwidth=link)
+    times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
+    chosen = Planner().choose(question(), lambda _: (TOTAL,) * 2, lambda _: machine, lambda _: times).choice
+    for degrees in ("ulysses 2", "ring 2"):
+        assert re.search(rf"{degrees} +\d+\.\d", caplog.text), caplog.text
+    assert f"Chosen: {chosen.plan.describe()}." in caplog.text
+    faster = "one device alone is faster for this job: choose devices 0 in Parallel Plan"
+    assert (faster in caplog.text) == warns
 
 
 def test_an_unknown_text_length_gives_a_range() -> None:
@@ -128,8 +151,7 @@ def test_a_similar_name_is_no_known_card(name: str) -> None:
         (("cuda:0", "cuda:1"), (1.74, 1.93), "2 GPUs: 1.7x to 1.9x, 21.6 GB each"),
         (("cuda:0", "cuda:1"), None, "2 GPUs: 21.6 GB each"),
         (("cuda:3",), None, "1 GPU: 21.6 GB"),
-        (("cpu",) * 4, (1.06, 1.14), "4 workers: about 1.1x, 21.6 GB each"),
-        (("cpu",) * 2, (0.6, 1.9), "2 workers: 0.6x to 1.9x, 21.6 GB each"),
+        (("cpu",) * 2, None, "2 workers: 21.6 GB each"),
         (("cpu",), None, "1 worker: 21.6 GB"),
     ],
 )

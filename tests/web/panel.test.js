@@ -89,6 +89,12 @@ test("findings and gains are given in one sentence", () => {
   );
 });
 
+test("without a prediction, a gain has only what was measured", () => {
+  const times = { seconds: 0.25, alone: 0.5, predicted: 0, predicted_alone: 0 };
+  const told = gain({ plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: false }, ENGLISH);
+  assert.ok(told.endsWith("500 ms on one device, so 2.00x as fast."), told);
+});
+
 test("an answer's sentence is found in the panel's JSON and in a refusal's text", () => {
   assert.equal(saidIn('{"said": "done"}'), "done");
   assert.equal(saidIn("'evil' is not this machine's name"), "'evil' is not this machine's name");
@@ -116,21 +122,25 @@ test("a run without steps shows only its time", () => {
   assert.equal(timeOf(called, ENGLISH), "2.00 s of 8 model calls: 250 ms each");
 });
 
-test("on one device, without measurements, there is no prediction", () => {
-  const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
+test("on one device, without measurements, and on the CPU there is no prediction", () => {
+  const cost = { rank: 0, device: "cuda:0", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
   const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline, workflow: "" };
   const each = { plan: "ulysses 2", parts: {}, memory: 0, fits: true, changes: false };
   const alone = { ...each, plan: "", devices: 1, chosen: true, seconds: 0.0148 };
   const decision = { why: "", memory: 0, single: alone };
-  /** @type {(alternatives: (typeof alone)[]) => string} */
-  const told = (alternatives) =>
-    timeOf({ ...run, steps: 4, decision: { ...decision, alternatives }, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH);
+  /** @type {(alternatives: (typeof alone)[], device?: string) => string} */
+  const told = (alternatives, device = "cuda:0") => {
+    const ranks = [{ ...cost, device, seconds: 2 }];
+    return timeOf({ ...run, steps: 4, decision: { ...decision, alternatives }, ranks }, ENGLISH);
+  };
   assert.equal(told([alone]), "2.00 s for 4 steps: 500 ms each");
+  const several = [alone, { ...each, devices: 2, chosen: false, seconds: 0.02 }];
   assert.equal(
-    told([alone, { ...each, devices: 2, chosen: false, seconds: 0.02 }]),
+    told(several),
     "2.00 s for 4 steps: 500 ms each, 14.8 ms predicted",
     "one device may be the fastest of several",
   );
+  for (const device of ["cpu", "machine-2/cpu"]) assert.equal(told(several, device), "2.00 s for 4 steps: 500 ms each");
 });
 
 test("bytes are written as in the nodes' texts", () => {

@@ -14,7 +14,8 @@ import { bytes, percent, seconds } from "./units.js";
  * @param {Words} words
  * @returns {string}
  */
-export function timeOf({ ranks, steps, calls, decision }, words) {
+export function timeOf(run, words) {
+  const { ranks, steps, calls } = run;
   const longest = Math.max(...ranks.map((rank) => rank.seconds));
   if (calls) {
     return words.say(calls === 1 ? "run.call" : "run.calls", {
@@ -24,20 +25,23 @@ export function timeOf({ ranks, steps, calls, decision }, words) {
     });
   }
   if (!steps) return seconds(longest);
-  const predicted = decision && isMeasured(decision) && decision.alternatives.find((each) => each.chosen);
+  const predicted = predictionOf(run)?.alternatives.find((each) => each.chosen);
   const values = { total: seconds(longest), steps, each: seconds(longest / steps) };
   const time = words.say(steps === 1 ? "run.step" : "run.steps", values);
   return predicted ? words.say("run.predicted", { time, predicted: seconds(predicted.seconds) }) : time;
 }
 
 /**
- * Return true if the machine was measured for a decision. With one device there is no choice, and no measurement.
+ * Return the decision of a run if its predicted times are shown: on GPUs, and if the machine was measured for the decision.
  *
- * @param {NonNullable<Run["decision"]>} decision
- * @returns {boolean}
+ * With one device there is no choice, and no measurement.
+ *
+ * @param {Run} run
+ * @returns {Run["decision"]}
  */
-export function isMeasured({ alternatives }) {
-  return alternatives.some(({ devices }) => devices > 1);
+export function predictionOf({ ranks, decision }) {
+  const shown = ranks.every(({ device }) => !device.endsWith("cpu"));
+  return shown && decision?.alternatives.some(({ devices }) => devices > 1) ? decision : null;
 }
 
 /**
@@ -101,6 +105,7 @@ export function gain(
   { plan, seconds: together, alone, predicted, predicted_alone, steps, of, without_adapters },
   words,
 ) {
+  const also = predicted ? words.say("gain.predicted", { predicted: (predicted_alone / predicted).toFixed(2) }) : "";
   return words.say("gain", {
     plan: words.told(plan),
     steps,
@@ -109,7 +114,7 @@ export function gain(
     together: seconds(together),
     alone: seconds(alone),
     measured: (alone / together).toFixed(2),
-    predicted: (predicted_alone / predicted).toFixed(2),
+    also,
   });
 }
 

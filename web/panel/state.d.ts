@@ -68,7 +68,7 @@ export interface BenchSide {
   failed: string;
 }
 
-/** Measured and predicted seconds per step. */
+/** Measured and predicted seconds per step. The predicted ones are 0 on the CPU. */
 export interface Comparison {
   plan: string;
   seconds: number;

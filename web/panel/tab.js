@@ -14,7 +14,7 @@ import { derivedView, doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
 import { loadersView } from "./loaders.js";
 import { memoryView, workersView } from "./machine.js";
-import { comparisonView, costsView, isMeasured, plansView, timeOf } from "./plans.js";
+import { comparisonView, costsView, plansView, predictionOf, timeOf } from "./plans.js";
 import { Source } from "./source.js";
 import { timelineView } from "./timeline.js";
 import { clock } from "./units.js";
@@ -144,7 +144,7 @@ class Panel {
     const other = !!run?.workflow && run.workflow !== this.#app.rootGraph.id;
     const last = [run, status.last_end, other, this.#whole];
     this.#section("last-run", last, () => this.#lastRun(status, other), true);
-    const chosen = [run?.decision, comparison, other, idle, this.#answers];
+    const chosen = [run?.decision, run?.plan, comparison, other, idle, this.#answers];
     this.#section("plans", chosen, () => this.#plans(idle, other), !!run);
     this.#section("bench", [bench, idle, this.#answers, loaders.length > 0], () => this.#bench(idle));
     this.#section("derived", derived, () => derivedView(derived, this.#words), derived.length > 0);
@@ -233,7 +233,7 @@ class Panel {
       this.#action("measure", "plans.measure", "plans.measure.tooltip", idle),
     );
     const unpredicted = element("p", "pp-note", this.#words.say("plans.unpredicted"));
-    const predicted = run?.decision && isMeasured(run.decision) && run.decision;
+    const predicted = run && predictionOf(run);
     const plans = predicted ? plansView(predicted, this.#words) : unpredicted;
     const comparison = comparisonView(status.comparison, run?.number ?? 0, this.#words);
     return element("div", "", other && this.#other(), plans, buttons, this.#answer("compare", "measure"), comparison);

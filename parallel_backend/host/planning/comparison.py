@@ -33,7 +33,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds, alone: measured seconds a step, of the plan and of one device.
-        predicted, predicted_alone: predicted seconds a step, of the plan and of one device.
+        predicted, predicted_alone: predicted seconds a step, of the plan and of one device; 0 on the CPU.
         steps: number of steps that were timed.
         of: number of the job's steps.
         without_adapters: True if the job had adapters, which the comparison leaves out.
@@ -125,8 +125,8 @@ def compare(
         plan=plan.degrees,
         seconds=shared,
         alone=seconds,
-        predicted=chosen.seconds,
-        predicted_alone=choice.single.seconds,
+        predicted=chosen.seconds if plan.on_gpus else 0.0,
+        predicted_alone=choice.single.seconds if plan.on_gpus else 0.0,
         steps=steps - 1,
         of=of,
         without_adapters=bool(denoise.message.adapters),

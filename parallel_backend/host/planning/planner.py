@@ -153,6 +153,9 @@ class Planner:
     @staticmethod
     def _log(question: PlanRequest, choice: PlanChoice) -> None:
         job = question.job
+        if not choice.plan.on_gpus:
+            log.info("Parallel: %s, chosen for the CPU, whose times are not predicted", describe(choice.plan))
+            return
         log.info(
             "Parallel: plans for %d image and %d text tokens, batch %d, by this machine's measured speed\n%s\nChosen: %s. %s",
             job.image_tokens,

@@ -25,7 +25,7 @@ class Expected:
 
     Attributes:
         gain: the least and the greatest factor by which the plan may be faster than one device. None if nothing is known to
-            predict it by, or if one device cannot hold the job.
+            predict it by, if one device cannot hold the job, or on the CPU.
         memory: bytes that each device needs.
     """
 
@@ -67,7 +67,8 @@ def expect(
     choice = best(candidates, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     alone = choice.single.breakdown.fits_into(memory)
-    gain = (predicted_gain(choice),) * 2 if known and alone and choice.plan.world_size > 1 else None
+    shown = known is not None and choice.plan.on_gpus
+    gain = (predicted_gain(choice),) * 2 if shown and alone and choice.plan.world_size > 1 else None
     return Expected(choice.plan.devices, gain, chosen.breakdown.memory)
 
 

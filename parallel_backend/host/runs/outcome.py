@@ -17,13 +17,14 @@ class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a run of one node.
 
     Attributes:
+        why: the reason for the plan, by predicted times; empty if the plan was not chosen by them, and on the CPU.
         seconds: duration of the run, without `starting`.
         steps, seconds_a_step: 0 if there are no steps.
         peak: bytes at the peak, by device.
         waiting: part of all ranks' time in which they waited for other ranks.
         sent: bytes that the ranks sent.
-        gain: factor by which the plan is faster than one device. None if one device cannot hold the job, or the plan has only
-            one.
+        gain: factor by which the plan is faster than one device. None if one device cannot hold the job, if the plan has only
+            one, or if a prediction would be for the CPU.
         gain_is: "measured" or "predicted"; empty if there is no gain.
         starting: seconds in which workers were started.
         compiling: seconds, within `seconds`, in which the slowest worker compiled blocks.
@@ -92,15 +93,16 @@ def outcome(
     for (device, _), count in peaks.items():
         peak[device] += count
     busy = sum(report.seconds for report in reports)
+    choice = planned.choice if planned is not None and plan.on_gpus else None
     gain, gain_is = None, ""
     compares = plan.world_size > 1 and times.alone > 0
     if compares:
         gain, gain_is = times.alone / times.seconds_a_step, "measured"
-    elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.fits_into(planned.memory):
-        gain, gain_is = predicted_gain(planned.choice), "predicted"
+    elif plan.world_size > 1 and planned and choice and choice.single.breakdown.fits_into(planned.memory):
+        gain, gain_is = predicted_gain(choice), "predicted"
     return Outcome(
         plan=describe(plan),
-        why=planned.choice.why if planned else "",
+        why=choice.why if choice else "",
         seconds=times.seconds,
         steps=times.steps,
         seconds_a_step=times.seconds_a_step,
@@ -109,7 +111,7 @@ def outcome(
         sent=sum(sum(report.sent.values()) for report in reports),
         gain=gain,
         gain_is=gain_is,
-        warnings=[*(_slower_than_one(planned.choice) if planned else ()), *warnings],
+        warnings=[*(_slower_than_one(choice) if choice else ()), *warnings],
         starting=times.starting,
         compiling=max(report.compiling for report in reports),
         alone=times.alone if compares else 0.0,
