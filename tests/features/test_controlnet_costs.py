@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -16,7 +17,8 @@ from parallel_backend.plan.choose import PlanChoice, Ranked
 from tests.support.nodes_module import nodes_module
 from tests.support.plans import cpu_plan
 
-TWO, ONE = cpu_plan(cfg=2), cpu_plan()
+TWO = msgspec.structs.replace(cpu_plan(cfg=2), devices=("cuda:0", "cuda:1"))
+ONE = msgspec.structs.replace(cpu_plan(), devices=("cuda:0",))
 NOTHING: Any = None
 
 
@@ -43,6 +45,7 @@ def test_the_seconds_that_the_second_device_saves_are_predicted(costs: ModuleTyp
     assert costs.saved_by_cfg(TWO, planned(1.0, 1.25)) == -0.25
     assert costs.saved_by_cfg(TWO, None) is None
     assert costs.saved_by_cfg(ONE, planned(1.0, 0.625)) is None
+    assert costs.saved_by_cfg(cpu_plan(cfg=2), planned(1.0, 0.625)) is None
 
 
 def test_the_cost_of_a_request_is_its_time_beyond_the_slowest_ranks(costs: ModuleType) -> None:

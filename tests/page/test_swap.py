@@ -178,6 +178,17 @@ def test_the_subgraph_of_two_models_and_the_tab_name_the_files_and_what_is_not_s
         expect(tab(page)).to_contain_text(each)
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     expect(page.locator(f'[data-node-id="{outer}"]')).to_contain_text(re.compile(rf"^{line} · "))
+    loaders = page.evaluate(
+        """id => {
+            app.canvas.setGraph(app.rootGraph.getNodeById(id).subgraph);
+            return app.canvas.graph.nodes.filter(node => node.type.startsWith("LoadParallel")).map(node => node.id);
+        }""",
+        outer,
+    )
+    assert len(loaders) == len(names)
+    for loader in loaders:
+        expect(page.locator(f'[data-node-id="{loader}"]')).to_contain_text("MB; workers not started · Load Parallel")
+    page.evaluate("app.canvas.setGraph(app.rootGraph)")
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 

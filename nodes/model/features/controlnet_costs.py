@@ -79,8 +79,8 @@ class ControlCosts:
 
 
 def saved_by_cfg(plan: ResolvedPlan, planned: PlanEvent | None) -> float | None:
-    """Return the predicted seconds per step that a plan with a device per branch saves; None for other plans."""
-    if planned is None or plan.cfg < 2:
+    """Return the predicted seconds per step that a plan with a GPU per branch saves; None for other plans."""
+    if planned is None or plan.cfg < 2 or not plan.on_gpus:
         return None
     (chosen,) = (entry for entry in planned.choice.ranking if entry.plan == plan)
     return planned.choice.single.seconds - chosen.seconds
