@@ -196,14 +196,15 @@ def test_a_controlnet_gives_the_stock_result_when_memory_changes_within_a_step(k
 
 COSTS = re.compile(
     r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process \(\d+\.\d+ s a step\)\. Sending its output to the workers "
-    r"\((\d.*B) a step\) took (\d+\.\d+) s a step; the plan saves (-?\d+\.\d+) s a step \(predicted\)"
+    r"\((\d.*B) a step\) took \d+\.\d+ s a step$",
+    re.MULTILINE,
 )
 
 
 def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI) -> None:
     """The texts have two lengths, so ComfyUI goes through each step twice. The latent equals the stock loader's.
 
-    The log has the ControlNet's cost. The node shows the cost only if it exceeds the seconds that the second worker saves.
+    The log has the ControlNet's cost, without the seconds that the second worker saves, which are not predicted on the CPU.
     """
     graph = batched(graph_of("sd15", steps=2), 1) | CONTROL
     graph["counted"] = node("PackCountedControl", control_net=["net", 0])
@@ -215,10 +216,8 @@ def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI) -
     assert relative_error(found, stock) <= TOLERANCE
     counts = [log.count("the network of a ControlNet runs") for log in logs]
     assert counts == [4, 4]
-    [(ran, sent, sending, saved)] = COSTS.findall(logs[1])
-    assert (ran, sent) == ("4", CONTROL_BYTES)
-    told = [text.text for text in runs[1].texts if "Sending the ControlNet's output" in text.text]
-    assert bool(told) == (float(sending) > float(saved))
+    assert COSTS.findall(logs[1]) == [("4", CONTROL_BYTES)]
+    assert not any("Sending the ControlNet's output" in text.text for text in runs[1].texts)
 
 
 def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
