@@ -8,6 +8,8 @@ from .plan import MAX_WORLD_SIZE
 AUTOMATIC_AMONG = "auto:"
 """Prefix of a list of GPUs of which a plan uses as many as its degrees need."""
 MOST_DIGITS = 9
+HIDDEN = "--cuda-device or CUDA_VISIBLE_DEVICES"
+"""The settings that keep a GPU from ComfyUI."""
 LONGEST_SHOWN = 60
 """Characters of the user's text that a message repeats."""
 
@@ -43,10 +45,15 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
         raise _not_understood(text)
     missing = sorted({index for index in indices if index >= gpus})
     if missing:
-        instead = ",".join(str(index) for index in range(gpus)) if gpus else "cpu:2"
+        there = ",".join(str(index) for index in range(gpus))
+        cure = (
+            f"set devices to {there} ({HIDDEN} hides the others)"
+            if gpus
+            else f"run nvidia-smi; if it lists GPUs, {HIDDEN} hides them or torch cannot use them, and if not, install the "
+            "NVIDIA driver (cpu:2 in devices is for trials without GPUs)"
+        )
         raise PlanRefused(
-            f"devices {_short(text)!r} asks for GPU {', '.join(map(str, missing))}, but {visible(gpus)}: "
-            f"use {instead} (ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
+            f"devices {_short(text)!r} asks for GPU {', '.join(map(str, missing))}, but {visible(gpus)}: {cure}."
         )
     if len(indices) > MAX_WORLD_SIZE:
         raise PlanRefused(

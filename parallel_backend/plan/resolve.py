@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+
+import msgspec
 
 from ..errors import PlanRefused
 from ..layout import cut, length
@@ -196,15 +199,16 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
         workers = usable(plan, len(devices), workload) if is_automatic(plan) else len(devices)
         refuse_unsharded(plan, workers, workload)
         return
+    _refuse_too_many(plan, gpus, limits, workload)
     if plan.ulysses > limits.heads:
         raise PlanRefused(
             f"ulysses {plan.ulysses} is more than the model's {limits.heads} attention heads: "
-            f"{_instead(plan, gpus, limits, workload)}."
+            f"{_cure(plan, gpus, limits, workload)}."
         )
     if plan.pipefusion > limits.blocks:
         raise PlanRefused(
             f"pipefusion {plan.pipefusion} is more than the model's {limits.blocks} blocks: "
-            f"{_instead(plan, gpus, limits, workload)}."
+            f"{_cure(plan, gpus, limits, workload)}."
         )
     if plan.weights == "sharded" and plan.pipefusion > 1:
         raise PlanRefused(
@@ -248,31 +252,71 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
 
 
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
-    """Return the refusal of degrees whose product is not the number of workers."""
+    """Return the refusal of degrees whose product is not the number of workers, although there are enough devices."""
     count = len(named_devices(plan.devices, gpus))
-    axes = [axis for axis in PLAN_AXES if getattr(plan, axis) > 1] or [
-        axis for axis in SEQUENCE_AXES if getattr(plan, axis)
-    ]
-    product = math.prod(max(1, getattr(plan, axis)) for axis in PLAN_AXES)
-    degrees = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes)
-    degrees += f" = {product}" if len(axes) > 1 else ""
-    instead = _instead(plan, gpus, limits, workload)
-    if is_automatic(plan) and product > count:
-        trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
-        return f"{degrees}, but {visible(gpus)}: {instead}{trial}."
-    workers = f"there are {count} workers" if count != 1 else "there is 1 worker"
+    product, cure = _product(plan), _cure(plan, gpus, limits, workload)
     if count % product == 0 and plan.ring and not plan.ulysses:
         share = f"{count} / {product} = {count // product}" if product > 1 else f"{count}"
         return (
-            f"{degrees}, and {workers}: that leaves ulysses {share}, more than the model's {limits.heads} attention "
-            f"heads; {instead}."
+            f"{_degrees(plan)}, and {_counted(count, 'device')}: that leaves ulysses {share}, more than the model's "
+            f"{limits.heads} attention heads; {cure}."
         )
-    return f"{degrees}, but {workers} (devices {plan.devices!r}): {instead}, or choose other devices."
+    open_ended = count % product and not all(getattr(plan, axis) for axis in PLAN_AXES)
+    several = " or a multiple of that" if open_ended else ""
+    workers = f"{product} worker{'s' * (product > 1)}{several}"
+    return f"{_degrees(plan)} needs {workers}, but {_counted(count, 'device')} (devices {plan.devices!r}): {cure}."
 
 
-def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
-    """Return in words a plan for the same devices that works."""
-    free = ParallelPlan(devices=plan.devices, weights=plan.weights)
-    best = min(candidates(free, gpus, limits, workload), key=_preference)
-    cfg = f"cfg {best.cfg} x " if best.cfg > 1 else ""
-    return f"use {cfg}ring {best.ring} x ulysses {best.ulysses}, or 0 (automatic) for all of them"
+def _refuse_too_many(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> None:
+    """Refuse degrees that need more workers than there are devices."""
+    count, product = len(named_devices(plan.devices, gpus)), _product(plan)
+    if product <= count:
+        return
+    there = visible(gpus) if is_automatic(plan) else f"{_counted(count, 'device')} (devices {plan.devices!r})"
+    cure = _cure(plan, gpus, limits, workload)
+    if is_automatic(plan) and product <= MAX_WORLD_SIZE:
+        cure += f", or set devices to cpu:{product} to try it without GPUs"
+    raise PlanRefused(f"{product} workers were asked for ({_degrees(plan)}), but {there}: {cure}.")
+
+
+def _product(plan: ParallelPlan) -> int:
+    return math.prod(max(1, getattr(plan, axis)) for axis in PLAN_AXES)
+
+
+def _degrees(plan: ParallelPlan) -> str:
+    """Return the requested degrees above 1 in words, or else the degrees of the sequence axes."""
+    axes = [axis for axis in PLAN_AXES if getattr(plan, axis) > 1] or [
+        axis for axis in SEQUENCE_AXES if getattr(plan, axis)
+    ]
+    return " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes)
+
+
+def _counted(count: int, kind: str) -> str:
+    return f"{count} {kind}s are there" if count != 1 else f"1 {kind} is there"
+
+
+def _cure(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
+    """Return in words the fewest degrees to change on the same devices, with values that work."""
+    free = ParallelPlan()
+    fixed = [axis for axis in PLAN_AXES if getattr(plan, axis) not in (0, getattr(free, axis))]
+    base = ParallelPlan(devices=plan.devices, weights=plan.weights, **{axis: getattr(plan, axis) for axis in PLAN_AXES})
+    for number in range(1, len(fixed) + 1):
+        cures = [
+            (found, changed)
+            for changed in itertools.combinations(fixed, number)
+            for found in candidates(
+                msgspec.structs.replace(base, **{axis: getattr(free, axis) for axis in changed}), gpus, limits, workload
+            )
+        ]
+        if cures:
+            found, changed = min(cures, key=lambda cure: _preference(cure[0]))
+            return _setting({axis: getattr(found, axis) for axis in changed})
+    return "set all degrees to 0 (automatic)"
+
+
+def _setting(degrees: dict[MeshAxis, int]) -> str:
+    """Return the instruction to set these degrees."""
+    *firsts, last = [f"{axis} to {degree}" for axis, degree in degrees.items()]
+    listed = f"{', '.join(firsts)} and {last}" if firsts else last
+    them = ("", "both ", "all ")[min(len(firsts), 2)]
+    return f"set {listed}, or {them}to 0 for automatic"

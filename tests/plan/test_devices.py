@@ -75,7 +75,9 @@ def test_a_malformed_range_is_refused(text: str) -> None:
 
 
 def test_a_range_beyond_the_machine_is_refused() -> None:
-    with pytest.raises(Refused, match=r"devices '2-5' asks for GPU 4, 5, but GPUs 0 to 3 are visible: use 0,1,2,3"):
+    with pytest.raises(
+        Refused, match=r"devices '2-5' asks for GPU 4, 5, but GPUs 0 to 3 are visible: set devices to 0,1,2,3"
+    ):
         named_devices("2-5", 4)
     with pytest.raises(Refused, match="asks for GPU"):
         named_devices("0-999999999999", 4)

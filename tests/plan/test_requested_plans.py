@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ FLUX = ModelLimits(heads=24, head_dim=128, blocks=57)
 FOUR_HEADS = ModelLimits(heads=4, head_dim=128, blocks=3)
 ONE_SIDED = Workload(batch=1, has_uncond=False, token_rows=64)
 TWO_SIDED = Workload(batch=1, has_uncond=True, token_rows=64)
-HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
+HIDDEN = "(--cuda-device or CUDA_VISIBLE_DEVICES hides the others)."
 NOT_UNDERSTOOD = 'is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
 
 
@@ -65,8 +66,16 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
 @pytest.mark.parametrize(
     ("requested_plan", "gpus", "message"),
     [
-        ({"devices": "0,2"}, 2, f"devices '0,2' asks for GPU 2, but GPUs 0 to 1 are visible: use 0,1 {HIDDEN}"),
-        ({"devices": "1,3"}, 1, f"devices '1,3' asks for GPU 1, 3, but only GPU 0 is visible: use 0 {HIDDEN}"),
+        (
+            {"devices": "0,2"},
+            2,
+            f"devices '0,2' asks for GPU 2, but GPUs 0 to 1 are visible: set devices to 0,1 {HIDDEN}",
+        ),
+        (
+            {"devices": "1,3"},
+            1,
+            f"devices '1,3' asks for GPU 1, 3, but only GPU 0 is visible: set devices to 0 {HIDDEN}",
+        ),
         ({"devices": "0;1"}, 2, f"devices '0;1' {NOT_UNDERSTOOD}"),
         ({"devices": "-1"}, 2, f"devices '-1' {NOT_UNDERSTOOD}"),
         ({"devices": "cpu:-2"}, 0, "devices 'cpu:-2': write cpu:N with N from 1 to 64, such as cpu:2."),
@@ -79,7 +88,7 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
         (
             {"devices": "9" * 5000},
             2,
-            f"devices '{'9' * 60}...' asks for GPU 999999999, but GPUs 0 to 1 are visible: use 0,1 {HIDDEN}",
+            f"devices '{'9' * 60}...' asks for GPU 999999999, but GPUs 0 to 1 are visible: set devices to 0,1 {HIDDEN}",
         ),
         (
             {"devices": ",".join(["0"] * 65)},
@@ -89,20 +98,44 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
         (
             {"ulysses": 2, "ring": 2},
             1,
-            "ring 2 x ulysses 2 = 4, but only GPU 0 is visible: use ring 1 x ulysses 1, or 0 (automatic) for "
-            "all of them, or write cpu:4 into devices to try it without GPUs.",
+            "4 workers were asked for (ring 2 x ulysses 2), but only GPU 0 is visible: set ring to 1 and ulysses to 1, or both "
+            "to 0 for automatic, or set devices to cpu:4 to try it without GPUs.",
         ),
         (
             {"ulysses": 4, "ring": 64},
             2,
-            "ring 64 x ulysses 4 = 256, but GPUs 0 to 1 are visible: use ring 1 x ulysses 2, or 0 (automatic) "
-            "for all of them.",
+            "256 workers were asked for (ring 64 x ulysses 4), but GPUs 0 to 1 are visible: set ring to 1 and ulysses to 2, or "
+            "both to 0 for automatic.",
         ),
         (
             {"devices": "0,1", "ulysses": 2, "ring": 2},
             2,
-            "ring 2 x ulysses 2 = 4, but there are 2 workers (devices '0,1'): use ring 1 x ulysses 2, or 0 (automatic) "
-            "for all of them, or choose other devices.",
+            "4 workers were asked for (ring 2 x ulysses 2), but 2 devices are there (devices '0,1'): set ring to 1, or to 0 for "
+            "automatic.",
+        ),
+        (
+            {"devices": "0,1", "ulysses": 6},
+            2,
+            "6 workers were asked for (ulysses 6), but 2 devices are there (devices '0,1'): set ulysses to 2, or to 0 for "
+            "automatic.",
+        ),
+        (
+            {"devices": "0-4", "cfg": 1, "ring": 1, "ulysses": 3},
+            5,
+            "ulysses 3 needs 3 workers or a multiple of that, but 5 devices are there (devices '0-4'): set ring to 5 and "
+            "ulysses to 1, or both to 0 for automatic.",
+        ),
+        (
+            {"devices": "0-3", "ring": 2, "ulysses": 1},
+            4,
+            "ring 2 needs 2 workers, but 4 devices are there (devices '0-3'): set ulysses to 2, or to 0 for automatic.",
+        ),
+        (
+            {"devices": "0,1"},
+            0,
+            "devices '0,1' asks for GPU 0, 1, but no GPU is visible: run nvidia-smi; if it lists GPUs, --cuda-device or "
+            "CUDA_VISIBLE_DEVICES hides them or torch cannot use them, and if not, install the NVIDIA driver (cpu:2 in devices "
+            "is for trials without GPUs).",
         ),
         ({"ulysses": -1}, 2, "ulysses -1 is negative: use 0 (automatic), or 1 or more."),
         ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 or more."),
@@ -159,9 +192,8 @@ def test_a_resolved_plan_can_run_and_a_refusal_suggests_one_that_can(requested_p
     try:
         plan = resolve(requested_plan, gpus, limits, TWO_SIDED)
     except Refused as refused:
-        for devices, ring, ulysses in suggestions(str(refused), requested_plan, limits):
-            suggested = resolve(ParallelPlan(devices=devices, ring=ring, ulysses=ulysses), gpus, limits, TWO_SIDED)
-            assert (suggested.ring, suggested.ulysses) == (ring or suggested.ring, ulysses or suggested.ulysses)
+        for suggested in suggestions(str(refused), requested_plan):
+            resolve(suggested, gpus, limits, TWO_SIDED)
         return
     product = plan.data * plan.cfg * plan.pipefusion * plan.ring * plan.ulysses
     assert product == len(plan.devices) <= MAX_WORLD_SIZE
@@ -174,15 +206,18 @@ def test_a_resolved_plan_can_run_and_a_refusal_suggests_one_that_can(requested_p
     assert all(device == "cpu" or int(device.removeprefix("cuda:")) < gpus for device in plan.devices)
 
 
-def suggestions(message: str, requested_plan: ParallelPlan, limits: ModelLimits) -> list[tuple[str, int, int]]:
-    """Return the plans (devices, ring, ulysses) that a refusal suggests; 0 if it leaves the choice."""
-    found = []
-    if match := re.search(r"use ring (\d+) x ulysses (\d+)", message):
-        found.append((requested_plan.devices, int(match[1]), int(match[2])))
-    if match := re.search(r"write (cpu:\d+) into devices", message):
-        found.append((match[1], 0, 0))
-    if match := re.search(r"visible: use (\S+) \(", message):
-        found.append((match[1], 0, 0))
+def suggestions(message: str, requested_plan: ParallelPlan) -> list[ParallelPlan]:
+    """Return the requested plans that a refusal suggests: with the values that it names, and with 0 for automatic."""
+    degrees = {axis: int(value) for axis, value in re.findall(r"(cfg|pipefusion|ulysses|ring|data) to (\d+)", message)}
+    found = [msgspec.structs.replace(requested_plan, **degrees)] if degrees else []
+    if degrees and "to 0 for automatic" in message:
+        # in the node 0 turns PipeFusion off, unless a preset chooses it
+        automatic = {axis: 1 if axis == "pipefusion" else 0 for axis in degrees}
+        found.append(msgspec.structs.replace(requested_plan, **automatic))
+    if match := re.search(r"set devices to (cpu:\d+) to try", message):
+        found.append(ParallelPlan(devices=match[1]))
+    if match := re.search(r"visible: set devices to (\S+) \(", message):
+        found.append(ParallelPlan(devices=match[1]))
     return found
 
 
@@ -211,7 +246,8 @@ def test_a_refusal_is_one_sentence(requested_plan, gpus, limits):
         (
             {"pipefusion": 3},
             ONE_SIDED,
-            "pipefusion 3, but there are 4 workers (devices 'cpu:4'): use ring 1 x ulysses 4",
+            "pipefusion 3 needs 3 workers or a multiple of that, but 4 devices are there (devices 'cpu:4'): set pipefusion to "
+            "1, or to 0 for automatic.",
         ),
     ],
 )

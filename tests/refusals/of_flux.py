@@ -209,8 +209,9 @@ FILES: dict[str, tuple[bytes, str]] = {
 PLANS: dict[str, tuple[dict[str, Any], str]] = {
     "a GPU that is not there": (
         {"devices": "0"},
-        "devices '0' asks for GPU 0, but no GPU is visible: use cpu:2 "
-        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
+        "devices '0' asks for GPU 0, but no GPU is visible: run nvidia-smi; if it lists GPUs, --cuda-device or "
+        "CUDA_VISIBLE_DEVICES hides them or torch cannot use them, and if not, install the NVIDIA driver (cpu:2 in devices is "
+        "for trials without GPUs).",
     ),
     "a fruit": (
         {"devices": "banana"},
@@ -219,27 +220,26 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     "no CPU worker": ({"devices": "cpu:0"}, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
     "an odd ulysses": (
         {"devices": "cpu:2", "ulysses": 3},
-        "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
-        "of them, or choose other devices.",
+        "3 workers were asked for (ulysses 3), but 2 devices are there (devices 'cpu:2'): set ulysses to 2, or to 0 for "
+        "automatic.",
     ),
     "more workers than heads": (
         {"devices": "cpu:8", "ulysses": 8},
-        "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
-        "(automatic) for all of them.",
+        "ulysses 8 is more than the model's 4 attention heads: set ulysses to 4, or to 0 for automatic.",
     ),
     "a ring that leaves more workers than heads": (
         {"devices": "cpu:8", "ring": 1, "data": 1},
-        "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; "
-        "use ring 2 x ulysses 4, or 0 (automatic) for all of them.",
+        "ring 1, and 8 devices are there: that leaves ulysses 8, more than the model's 4 attention heads; set ring to 2, or to "
+        "0 for automatic.",
     ),
     "automatic devices without GPUs": (
         {"devices": "auto", "ulysses": 4, "ring": 1},
-        "ulysses 4, but no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
-        "or write cpu:4 into devices to try it without GPUs.",
+        "4 workers were asked for (ulysses 4), but no GPU is visible: set ulysses to 1, or to 0 for automatic, or set devices "
+        "to cpu:4 to try it without GPUs.",
     ),
     "more stages than blocks": (
         {"devices": "cpu:4", "pipefusion": 4},
-        "pipefusion 4 is more than the model's 3 blocks: use ring 1 x ulysses 4, or 0 (automatic) for all of them.",
+        "pipefusion 4 is more than the model's 3 blocks: set pipefusion to 1, or to 0 for automatic.",
     ),
     "stages of other blocks": (
         {"devices": "cpu:2", "pipefusion": 2, "stages": "1,1"},

@@ -61,7 +61,7 @@ test("the English texts equal the server's, word for word", () => {
 
 test("a refusal stays English, and a line with values is translated", () => {
   const words = new Words(LANGUAGES, () => "zh");
-  const refusal = "ring 3, but there are 2 workers: use ring 1 x ulysses 2, or 0 (automatic) for all of them.";
+  const refusal = "3 workers were asked for (ring 3), but 2 devices are there: set ring to 2, or to 0 for automatic.";
   assert.equal(words.told(refusal), refusal);
   assert.equal(words.line(`Failed: ${refusal}`), `失败：${refusal}`);
   assert.equal(words.told("WAN21_T2V, 3 of 40"), "WAN21_T2V，第 3 个，共 40 个");
