@@ -546,6 +546,17 @@ MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(
     n => [n.type, (n.widgets ?? []).filter(w => w.label?.startsWith("⚠")).map(w => w.name)])"""
 
 
+FAILURE_BOXES = ("error-overlay", "queue-notification-banner")
+"""ComfyUI's own two boxes of a failed run, by their test ids. The second appears only if it is not too late for it."""
+
+WATCH = """() => {
+    window.overlaySeen = false;
+    new MutationObserver(() => { window.overlaySeen ||= !!document.querySelector('[data-testid="error-overlay"]'); })
+        .observe(document.body, {childList: true, subtree: true});
+}"""
+"""JavaScript that notes whether the first of these boxes has been in the page."""
+
+
 def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next_run(page: Page) -> None:
     open_graph(page, SPRITES)
     page.evaluate("""() => app.graph.nodes.filter(n => n.type === "LoadConditioning").forEach(
@@ -553,12 +564,16 @@ def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next
     set_fields = """fields => app.graph.nodes.find(n => n.type === "ParallelPlan").widgets.forEach(
         w => w.value = fields[w.name] ?? w.value)"""
     for values, named in (
-        ({"devices": "cpu:2", "ulysses": 3}, ["ulysses", "ring"]),
+        ({"devices": "cpu:2", "ulysses": 3}, ["ulysses", "devices"]),
         ({"ulysses": 0, "weights": "sharded", "pipefusion": 2}, ["pipefusion", "weights"]),
     ):
         page.evaluate(set_fields, values)
+        page.evaluate(WATCH)
         page.get_by_test_id("queue-button").click()  # the click also removes the message of the run before
         expect(page.locator(".p-toast-detail")).to_have_text([re.compile(named[0])])
+        page.wait_for_function("window.overlaySeen", polling=POLLING)
+        for box in FAILURE_BOXES:
+            expect(page.get_by_test_id(box).filter(has_text="failed").filter(visible=True)).to_have_count(0)
         page.wait_for_function(f"({MARKED})().flatMap(([, fields]) => fields).includes('{named[0]}')", polling=POLLING)
         ((kind, marked),) = page.evaluate(MARKED)
         assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # the loader, which failed, has no mark

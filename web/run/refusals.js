@@ -11,6 +11,14 @@ import { Highlights } from "./highlights.js";
 import { pathOf } from "./node_path.js";
 import { linkMessage, remedyOf } from "./remedies.js";
 
+/** ComfyUI's own message of a failed run, which names the node without the reason, and the button that closes it. */
+const OVERLAY = '[data-testid="error-overlay"]';
+const CLOSE = '[data-testid="error-overlay-dismiss"]';
+
+/** Milliseconds between two searches for ComfyUI's message, and the number of searches. */
+const SOON = 100;
+const LOOKS = 20;
+
 /** The title of each of the pack's errors (parallel_backend/errors.py). */
 /** @type {Record<string, Key>} */
 const TITLES = {
@@ -58,6 +66,7 @@ export function showRefusals(app, api, words) {
     if (!message) return;
     if (wantsMessages(app)) {
       told.push(showMessage(app, message));
+      closeOverlay(pathOf(app, detail.node_id).at(-1)?.title ?? "");
       void remedyOf(api, message.detail).then(
         (url) => url && linkMessage(message.detail, url, words.say("remedy.link")),
       );
@@ -70,4 +79,17 @@ export function showRefusals(app, api, words) {
     highlights.add(node, fieldsNamed(message.detail, node.widgets ?? []));
     app.canvas.bringToFront(node); // unfolded advanced fields may reach under other nodes
   });
+}
+
+/**
+ * Close ComfyUI's message of a failed run once the page shows it, unless it is of several errors.
+ *
+ * @param {string} title the title of the failed node, which ComfyUI's message of a single error contains
+ */
+function closeOverlay(title, looks = LOOKS) {
+  if (!title) return; // the node is gone
+  const overlay = document.querySelector(OVERLAY);
+  if (!overlay && looks) setTimeout(() => closeOverlay(title, looks - 1), SOON);
+  if (!overlay?.textContent?.includes(title)) return;
+  /** @type {HTMLElement | null} */ (overlay.querySelector(CLOSE))?.click();
 }
