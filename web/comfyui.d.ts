@@ -229,6 +229,9 @@ export interface Api {
   ): void;
   /** Return the template browser's list. */
   getWorkflowTemplates?(): Promise<Templates>;
+  /** Return one of the user's stored settings, also of an id that the page does not know; null if there is none. */
+  getSetting<Value>(id: string): Promise<Value | null>;
+  storeSetting(id: string, value: unknown): Promise<unknown>;
   /** Return the page's address for a path of the server. */
   apiURL(path: string): string;
   /** Fetch a path of the server. */

@@ -3,8 +3,9 @@
 
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
+import { greet } from "./messages.js";
 import { addTab } from "./panel/tab.js";
-import { foldAdvanced, isFolded, isPlan, offerDevices } from "./plan/devices.js";
+import { countGpus, foldAdvanced, isFolded, isPlan, offerDevices } from "./plan/devices.js";
 import { fillIn, isLoader, keepWithWorkflow } from "./plan/unplanned.js";
 import { Expectations } from "./run/expectations.js";
 import { showOutcomes } from "./run/outcomes.js";
@@ -21,10 +22,16 @@ import { describeTemplates } from "./templates.js";
 import { Words } from "./words.js";
 
 const words = Words.of(app);
-const swap = new Swap(app, api, words, (type) => type in window.LiteGraph.registered_node_types);
 let drawTab = () => {}; // replaced once there is a tab
 /** @type {Expectations | undefined} */
 let expectations;
+const swap = new Swap(
+  app,
+  api,
+  words,
+  (type) => type in window.LiteGraph.registered_node_types,
+  async () => (countGpus() ? ((await expectations?.now()) ?? []) : undefined),
+);
 
 app.registerExtension({
   name: "Parallel",
@@ -48,6 +55,7 @@ app.registerExtension({
     showStrip(app, api, words);
     keepWithWorkflow(app);
     expectations = new Expectations(app, api, signs, words, () => drawTab());
+    void greet(app, api, words, countGpus()).catch(console.error);
     drawTab = addTab(app, api, words, swap, () => expectations?.latest ?? []);
   },
   afterConfigureGraph() {

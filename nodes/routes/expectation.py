@@ -88,13 +88,14 @@ class ExpectationRequest(msgspec.Struct, frozen=True):
 
 
 class ExpectationReply(msgspec.Struct, frozen=True):
-    """A line for the tab, empty if nothing can be predicted, and a shorter line for the loader node.
+    """A line for the tab, empty if nothing can be predicted, and shorter lines for the loader node and for a message.
 
     If `refused` is true, the first line is the reason why the plan cannot run.
     """
 
     said: str
     sign: str = ""
+    brief: str = ""
     refused: bool = False
 
 
@@ -162,11 +163,11 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
     if not request.prompts:  # the prompts' length is unknown before they are encoded
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))
-    line = in_words(expected)
+    line, brief = in_words(expected), in_words(expected, brief=True)
     if any(expected.devices == tuple(rank.device for rank in group.ranks) for group in groups):
-        return ExpectationReply(line, sign=line)
+        return ExpectationReply(line, sign=line, brief=brief)
     backend().prepare()
-    return ExpectationReply(f"{line}; the first run starts workers", sign=f"{line}; workers not started")
+    return ExpectationReply(f"{line}; the first run starts workers", sign=f"{line}; workers not started", brief=brief)
 
 
 def _latent(request: ExpectationRequest, form: Any) -> tuple[int, ...]:

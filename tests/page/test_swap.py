@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Error, Page, expect
+from playwright.sync_api import Error, Page, Route, expect
 from safetensors.torch import load_file, save_file
 
 from benchmarks.template_graphs import Node, read, template_files
@@ -18,7 +19,7 @@ from tests.refusals.unsharded import save_zero123, zero123
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.vae import pixels, saved
 from tests.support.latents import relative_error
-from tests.support.page.browser import POLLING, READY, SET
+from tests.support.page.browser import GREETED, OPENING, POLLING, READY, SET
 from tests.support.page.swapping import (
     FLUX,
     LOOSE,
@@ -99,7 +100,9 @@ def test_one_click_swaps_the_loaders_of_fluxs_own_template_and_back(page: Page) 
     open_stock(page, FLUX)
     before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     expect(tab(page)).to_contain_text("1 model and 1 VAE in this workflow.")
-    assert "1 model and 1 VAE on all GPUs" in swap(page, "Use all GPUs")
+    text = swap(page, "Use all GPUs")
+    assert "1 model and 1 VAE on all GPUs" in text
+    assert "No GPU found: the workers use the CPU. Press Run.\nCtrl+Z undoes it." in text
     loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
     assert len(loaders) == 2
     assert_swapped(page, prompt, loaders)
@@ -112,6 +115,41 @@ def test_one_click_swaps_the_loaders_of_fluxs_own_template_and_back(page: Page) 
     assert page.evaluate(PROMPT) == prompt
     assert page.evaluate(PROMOTED) == promoted
     assert page.evaluate(STATE)["definitions"] == before["definitions"], "bit for bit"
+
+
+@pytest.fixture
+def two_gpus(page: Page, comfyui: ComfyUI) -> Iterator[None]:
+    """Open the page again as on a machine with two GPUs, before the pack has greeted the user."""
+
+    def answer(route: Route) -> None:
+        nodes = route.fetch().json()
+        devices = nodes["ParallelPlan"]["input"]["required"]["devices"]
+        devices[1]["choices"] = [["auto", "the GPUs that are faster together"], ["0", "RTX 4090"], ["1", "RTX 4090"]]
+        route.fulfill(json=nodes)
+
+    def again(greeted: str) -> None:
+        page.request.post(f"{comfyui.url}/settings/{GREETED}", data=greeted)
+        page.reload(timeout=OPENING)
+        page.wait_for_function(READY, polling=POLLING, timeout=OPENING)
+
+    page.route("**/object_info", answer)
+    again("null")
+    yield
+    page.unroute("**/object_info")
+    again("0")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_greeting_offers_the_shortcut_and_a_swap_promises_the_gain(page: Page, comfyui: ComfyUI) -> None:
+    """tests/web has the other starts (messages.test.js) and the other promises (swap.test.js)."""
+    assert said(page) == "2 GPUs found\nAlt+G uses both."
+    assert page.request.get(f"{comfyui.url}/settings/{GREETED}").json() == 2
+    expected = {"said": "", "sign": "", "brief": "2 GPUs: about 2.0x", "refused": False}
+    page.route("**/parallel/expectation", lambda route: route.fulfill(json=expected))
+    open_stock(page, FLUX)
+    text = swap(page, "Use all GPUs")
+    page.unroute("**/parallel/expectation")
+    assert text.splitlines()[1:] == ["2 GPUs: about 2.0x. Press Run.", "Ctrl+Z undoes it."]
 
 
 @thorough  # the quick run compares these two loaders with ComfyUI's in features/test_flux_parity and features/test_vae

@@ -39,7 +39,10 @@ const widgets = [
 const named = (sentence) => fieldsNamed(sentence, widgets).map((widget) => widget.name);
 
 test("a sentence names a field by its name with a value after it", () => {
-  assert.deepEqual(named("4 workers were asked for (ring 2 x ulysses 2), but 2 devices are there (devices 'cpu:2')."), ["devices", "ring"]);
+  assert.deepEqual(named("4 workers were asked for (ring 2 x ulysses 2), but 2 devices are there (devices 'cpu:2')."), [
+    "devices",
+    "ring",
+  ]);
   assert.deepEqual(named("weights sharded cannot be used with pipefusion 2."), ["weights"]);
   assert.deepEqual(named("cfg -1 is no degree."), ["cfg"]);
 });

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { decide, goesBack, isAnothers, linkInTheWay, read, usesIn } from "../../web/swap/found.js";
-import { outcomeOf } from "../../web/swap/said.js";
+import { nextOf, outcomeOf } from "../../web/swap/said.js";
 import { beforeOf, onAll, onOne } from "../../web/swap/swapped.js";
 import { Words } from "../../web/words.js";
 import { ENGLISH, LANGUAGES } from "./languages.js";
@@ -488,4 +488,20 @@ test("the message says why a text encoder was swapped, and nothing of one that s
     outcomeOf("all", [model, use, vae], large, ENGLISH).summary,
     "1 model, 1 text encoder and 1 VAE on all GPUs",
   );
+});
+
+test("the message after a swap has the expected gain and the next step, or what is in the way", () => {
+  /** @type {(brief: string, refusal?: string) => import("../../web/run/expectations").Answer} */
+  const answer = (brief, refusal = "") => ({ said: refusal, sign: "", brief, refused: refusal !== "" });
+  const two = answer("2 GPUs: about 2.0x");
+  assert.equal(nextOf([two, two], ENGLISH), "2 GPUs: about 2.0x. Press Run.");
+  assert.equal(
+    nextOf([two, answer("2 GPUs: 1.5x to 1.8x")], ENGLISH),
+    "2 GPUs: about 2.0x; 2 GPUs: 1.5x to 1.8x. Press Run.",
+  );
+  assert.equal(nextOf([answer("")], ENGLISH), "Press Run.");
+  assert.equal(nextOf([], ENGLISH), "Press Run.");
+  assert.equal(nextOf([two, answer("", "Not enough GPU memory.")], ENGLISH), "Not enough GPU memory.");
+  assert.equal(nextOf(undefined, ENGLISH), "No GPU found: the workers use the CPU. Press Run.");
+  assert.equal(nextOf([two], new Words(LANGUAGES, () => "zh")), "2 个 GPU：约 2.0 倍。请按“运行”。");
 });

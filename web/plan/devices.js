@@ -26,6 +26,16 @@ export function isPlan(node) {
   return "comfyClass" in node && node.comfyClass === "ParallelPlan";
 }
 
+/**
+ * Return the number of this machine's GPUs, each of which the node lists by its index.
+ * @returns {number}
+ */
+export function countGpus() {
+  const definition = /** @type {PlanNode["constructor"]} */ (window.LiteGraph.registered_node_types.ParallelPlan);
+  const { choices } = definition.nodeData.input.required.devices[1];
+  return choices.filter(([value]) => /^\d+$/.test(value)).length;
+}
+
 /** The loaders with rarely used inputs. */
 const FOLDED = ["LoadParallelVAE", "LoadParallelCLIP"];
 

@@ -18,7 +18,7 @@ const REFUSED = { fgColor: "#1a1300", bgColor: "#f5b301" };
 const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
 const LOADER = /^LoadParallel(?!VAE)/;
 
-/** @typedef {{ said: string, sign: string, refused: boolean }} Answer */
+/** @typedef {{ said: string, sign: string, brief: string, refused: boolean }} Answer */
 
 /** An expectation in ComfyUI's language, and its loader: the title and the file. */
 /** @typedef {{ title: string, file: string, said: string }} Expectation */
@@ -81,17 +81,31 @@ export class Expectations {
     this.#timer = setTimeout(() => void this.#look().catch(console.error), QUIET);
   };
 
-  async #look() {
-    this.#turn += 1;
-    const turn = this.#turn;
+  /**
+   * Return the server's answers about the loaders of the open workflow as it is now.
+   *
+   * @returns {Promise<Answer[]>}
+   */
+  async now() {
+    return (await this.#told()).flatMap(({ answer }) => answer ?? []);
+  }
+
+  /** Return the server's answer about each loader of the open workflow, with the loader's id and file. */
+  async #told() {
     const { output } = await this.#app.graphToPrompt();
     const loaders = Object.keys(output).filter((id) => LOADER.test(output[id]?.class_type ?? ""));
-    const told = await Promise.all(
+    return Promise.all(
       loaders.map(async (id) => {
         const asked = askedOf(output, id);
         return { id, file: nameOf(asked?.file ?? ""), answer: await this.#ask(asked) };
       }),
     );
+  }
+
+  async #look() {
+    this.#turn += 1;
+    const turn = this.#turn;
+    const told = await this.#told();
     if (turn !== this.#turn || this.#running) return; // the workflow has changed, or a run has started
     this.#signs.clear(KIND);
     this.latest = [];

@@ -3,6 +3,7 @@
 
 /** @import { ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
+/** @import { Answer } from "../run/expectations" */
 /** @import { Decision, Reason, Use } from "./found" */
 
 import { PAIRS } from "./pairs.js";
@@ -59,6 +60,21 @@ export function outcomeOf(way, uses, { changed, left, silent }, words) {
   const summary = words.say(way === "all" ? "swap.done.all" : "swap.done.one", { what });
   const detail = [...lines, words.say("swap.undo")].join("\n");
   return { severity: left.length ? "info" : "success", summary, detail, ...life };
+}
+
+/**
+ * Return the line about the next run after a swap: the expected gain and the next step, or the reason why it cannot run.
+ *
+ * @param {readonly Answer[] | undefined} answers the server's answers about the loaders; undefined without a GPU
+ * @param {Words} words
+ * @returns {string}
+ */
+export function nextOf(answers, words) {
+  if (!answers) return words.say("swap.no-gpu");
+  const refusal = answers.find(({ refused }) => refused);
+  if (refusal) return words.told(refusal.said);
+  const expected = [...new Set(answers.map(({ brief }) => words.told(brief)).filter(Boolean))].join("; ");
+  return expected ? words.say("swap.next", { expected }) : words.say("swap.run");
 }
 
 /** Return a line for each place with more than one use. */

@@ -2,6 +2,7 @@
 /** "Use all GPUs" and "Back to one GPU": swap the loaders of the open workflow, and report the result. */
 
 /** @import { Api, App, GraphNode } from "../comfyui" */
+/** @import { Answer } from "../run/expectations" */
 /** @import { Words } from "../words" */
 /** @import { Decision, Read, Use, Verdict } from "./found" */
 
@@ -22,9 +23,12 @@ import {
   usesIn,
 } from "./found.js";
 import { pairOfOne } from "./pairs.js";
-import { outcomeOf } from "./said.js";
+import { nextOf, outcomeOf } from "./said.js";
 import { onAll, onOne, placeOf } from "./swapped.js";
 import { goTo, stateOf } from "./undoable.js";
+
+/** Milliseconds for which the message after a swap waits for the expected gain. */
+const PATIENCE = 3_000;
 
 /** A function that returns true for the uses to swap; by default for all. */
 /** @typedef {(use: Use) => boolean} Meant */
@@ -46,6 +50,7 @@ export class Swap {
   #api;
   #words;
   #isThere;
+  #expected;
   #busy = false;
 
   /**
@@ -53,12 +58,15 @@ export class Swap {
    * @param {Api} api
    * @param {Words} words
    * @param {(type: string) => boolean} isThere returns true if the page has nodes of a type
+   * @param {() => Promise<readonly Answer[] | undefined>} expected returns the server's answers about the next run of the
+   *   workflow's loaders; undefined without a GPU
    */
-  constructor(app, api, words, isThere) {
+  constructor(app, api, words, isThere, expected) {
     this.#app = app;
     this.#api = api;
     this.#words = words;
     this.#isThere = isThere;
+    this.#expected = expected;
   }
 
   /**
@@ -184,8 +192,16 @@ export class Swap {
       const state = stateOf(this.#app);
       const next = way === "all" ? onAll(state, new Set(places.keys())) : onOne(state, places);
       await goTo(this.#app, tracker, next);
+      if (way === "all") message.detail = `${await this.#next()}\n${message.detail}`;
     }
     showMessage(this.#app, message);
+  }
+
+  /** Return the line about the next run, without the expected gain if it takes too long. */
+  async #next() {
+    /** @type {Promise<readonly Answer[]>} */
+    const late = new Promise((resolve) => setTimeout(() => resolve([]), PATIENCE));
+    return nextOf(await Promise.race([this.#expected().catch(() => []), late]), this.#words);
   }
 
   /** @type {(severity: "warn" | "error", detail: string) => void} */

@@ -72,10 +72,12 @@ def expect(
     return Expected(choice.plan.devices, gain, chosen.breakdown.memory)
 
 
-def in_words(expected: Expected) -> str:
-    """Return the expectation in a line that fits on the loader."""
+def in_words(expected: Expected, *, brief: bool = False) -> str:
+    """Return the expectation in a line that fits on the loader. A brief line has no memory if it has a gain."""
     count, kind = len(expected.devices), "GPU" if expected.devices[0].startswith("cuda") else "worker"
     need = amount(expected.memory)
+    if brief and expected.gain:
+        return f"{count} {kind}s: {_times(*expected.gain)}"
     gain = f"{_times(*expected.gain)}, " if expected.gain else ""
     return f"{count} {kind}s: {gain}{need} each" if count > 1 else f"1 {kind}: {need}"
 

@@ -34,6 +34,9 @@ POLLING = 100
 READY = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
 """Condition in JavaScript that is true once the page is up with the default graph."""
 
+GREETED = "Parallel.Greeted"
+"""The setting with the number of GPUs that the pack's greeting has named; null before the first start."""
+
 SET = "([name, value]) => app.extensionManager.setting.set(name, value)"
 """JavaScript function that sets one of ComfyUI's settings."""
 
@@ -58,6 +61,7 @@ def opened(browser: Browser, comfyui: ComfyUI, patience: int = PATIENCE) -> Iter
     page.set_default_timeout(patience)
     page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
     page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
+    page.request.post(f"{comfyui.url}/settings/{GREETED}", data="0")
     page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # the CPU draws the frames
     page.goto(comfyui.url, timeout=OPENING)
     page.wait_for_function(READY, polling=POLLING, timeout=OPENING)
