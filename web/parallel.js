@@ -5,7 +5,7 @@ import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
 import { greet } from "./messages.js";
 import { addTab } from "./panel/tab.js";
-import { countGpus, foldAdvanced, isFolded, isPlan, offerDevices } from "./plan/devices.js";
+import { countGpus, foldAdvanced, isFolded, isPlan, offerDevices, orderFields } from "./plan/devices.js";
 import { fillIn, isLoader, keepWithWorkflow } from "./plan/unplanned.js";
 import { Expectations } from "./run/expectations.js";
 import { showOutcomes } from "./run/outcomes.js";
@@ -66,7 +66,10 @@ app.registerExtension({
   beforeRegisterVueAppNodeDefs: rank,
   getNodeMenuItems: (node) => menuOf(swap, node, words),
   nodeCreated(node) {
-    if (isPlan(node)) offerDevices(node, words);
+    if (isPlan(node)) {
+      offerDevices(node, words);
+      orderFields(node);
+    }
     if (isLoader(node)) fillIn(app, node);
     if (isFolded(node)) foldAdvanced(node);
   },

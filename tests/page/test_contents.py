@@ -585,6 +585,72 @@ def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 
+SAVED = {
+    "devices": "cpu:3",
+    "cfg": 1,
+    "pipefusion": 2,
+    "ulysses": 3,
+    "ring": 4,
+    "data": 5,
+    "patches": 6,
+    "warmup_steps": 7,
+    "weights": "sharded",
+    "attention": "sdpa",
+    "stages": "1,2",
+    "memory_limit": 8.5,
+    "preset": "smallest memory",
+    "exchange": "fp8",
+    "compile": "on",
+}
+"""A value for each input of Parallel Plan, in the order in which all versions have saved them."""
+
+FIELDS = (
+    *(
+        "GPUs here",
+        "devices",
+        "preset",
+        "cfg",
+        "ulysses",
+        "ring",
+        "data",
+        "weights",
+        "attention",
+        "memory_limit",
+        "compile",
+    ),
+    *("pipefusion ≈", "patches ≈", "warmup_steps ≈", "stages ≈", "exchange ≈"),
+)
+"""The fields of Parallel Plan from top to bottom."""
+
+PLAN = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
+
+
+def test_the_plan_shows_the_most_used_fields_first_and_saved_workflows_keep_their_values(page: Page) -> None:
+    graph = template(SPRITES)
+    (plan,) = (each for each in graph["nodes"] if each["type"] == "ParallelPlan")
+    defaults = None
+    for version in (len(SAVED), 12, 13, 0):  # 12 values before the preset existed, 13 before the exchange
+        plan["widgets_values"] = list(SAVED.values())[:version]
+        page.evaluate("graph => app.loadGraphData(graph, true, true, 'saved')", graph)
+        found = page.evaluate(f"Object.fromEntries({PLAN}.widgets.map(w => [w.name, w.value]))")
+        saved = page.evaluate(f"{PLAN}.serialize().widgets_values")
+        assert saved == [found[name] for name in SAVED]
+        assert saved[:version] == plan["widgets_values"]
+        if version == 0:
+            defaults = saved
+    assert defaults and defaults[12:] == ["automatic", "exact", "off"]
+    assert page.evaluate(f"{PLAN}.clone().widgets.length") == len(FIELDS)
+    page.evaluate(f"{PLAN}.showAdvanced = true")
+    assert page.evaluate(f"{PLAN}.widgets.map(w => w.label ?? w.name)") == list(FIELDS)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    drawn = page.locator(f'[data-node-id="{page.evaluate(f"{PLAN}.id")}"]')
+    expect(drawn).to_contain_text("exchange ≈")
+    text = drawn.inner_text()
+    at = [text.index(f"{name}\n") if f"{name}\n" in text else text.index(name) for name in FIELDS]
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    assert at == sorted(at), text
+
+
 def test_nodes_2_marks_a_slow_run_but_the_saved_graph_has_no_mark(page: Page) -> None:
     """The test sends ComfyUI's event of a finished run; the node's own title stays."""
     open_graph(page, SPRITES)

@@ -1,5 +1,5 @@
 // @ts-check
-/** The node Parallel Plan in the page: offers this machine's GPUs, and folds advanced inputs in the old canvas too. */
+/** The node Parallel Plan in the page: offers this machine's GPUs, orders its fields, and folds advanced ones in the old canvas too. */
 
 /** @import { Words } from "../words" */
 
@@ -15,7 +15,21 @@
  * @property {(size: [number, number]) => void} setSize
  * @property {(kind: string, name: string, value: string, callback: (value: string) => void, options: object) => Widget}
  *   addWidget
+ * @property {() => Saved} serialize
+ * @property {(saved: Saved) => void} configure
  */
+
+/** A saved node. The values are in the order of the node's inputs, in which all versions have saved them. */
+/** @typedef {{ widgets_values?: unknown[] }} Saved */
+
+/** The first fields on the node. */
+const FIRST = ["devices", "preset"];
+
+/** The last fields on the node: those with which the picture differs slightly, and those that only apply with them. */
+const APPROXIMATE = ["pipefusion", "patches", "warmup_steps", "stages", "exchange"];
+
+/** The mark of these fields. */
+const MARK = " ≈";
 
 /**
  * Return true if a node is Parallel Plan.
@@ -51,7 +65,7 @@ export function isFolded(node) {
 /**
  * Add a list of this machine's devices. A choice writes the input `devices`, which still accepts any other text.
  *
- * The list is the last widget and is not saved, so that the values of a saved graph keep their positions.
+ * The list is not saved.
  * @param {PlanNode} node
  * @param {Words} words
  */
@@ -71,6 +85,35 @@ export function offerDevices(node, words) {
   const options = { values: [unchosen, ...values.keys()], serialize: false };
   const offer = node.addWidget("combo", words.say("devices.name"), unchosen, choose, options);
   offer.serialize = false;
+}
+
+/**
+ * Show the list of devices first, then the most used fields, the exact ones, and the approximate ones last, with a mark.
+ *
+ * The node still saves and reads the values in the order of its inputs: saved graphs have the values without names.
+ * @param {PlanNode} node
+ */
+export function orderFields(node) {
+  const { serialize, configure, widgets } = node;
+  const inputs = widgets.filter((widget) => widget.serialize !== false);
+  /** @type {(names: string[]) => Widget[]} */
+  const named = (names) => names.flatMap((name) => inputs.find((widget) => widget.name === name) ?? []);
+  const [first, last] = [named(FIRST), named(APPROXIMATE)];
+  const exact = inputs.filter((widget) => !first.includes(widget) && !last.includes(widget));
+  const unsaved = widgets.filter((widget) => widget.serialize === false);
+  for (const widget of last) widget.label = (widget.label ?? widget.name) + MARK;
+  const shown = [...first, ...exact, ...last];
+  node.widgets.splice(0, widgets.length, ...unsaved, ...shown);
+  node.serialize = () => ({ ...serialize.call(node), widgets_values: inputs.map(({ value }) => value) });
+  node.configure = (saved) => {
+    const values = saved.widgets_values;
+    if (!Array.isArray(values)) return configure.call(node, saved);
+    const read = shown.map((widget) => {
+      const at = inputs.indexOf(widget);
+      return at < values.length ? values[at] : widget.value; // an earlier version had fewer inputs
+    });
+    return configure.call(node, { ...saved, widgets_values: read });
+  };
 }
 
 /**
