@@ -34,6 +34,11 @@ OURS = Refused, NotFinite, RequestFailed, WorkerFailed
 
 MEBIBYTE = 1 << 20
 
+SECONDS_BETWEEN_STEPS = 0.5
+"""Least time between two lines about steps. The page draws each line in some 20 ms, and messages that come faster than the page
+draws them wait in a queue, in front of the user's Cancel.
+"""
+
 log = logging.getLogger(__name__)
 
 
@@ -64,6 +69,7 @@ class NodeRun:
         self._doing = doing
         self._done = 0
         self._times: list[float] = []
+        self._said = -math.inf
 
     def advance(self, count: int = 1) -> None:
         """Report that `count` more steps, or pictures, are done."""
@@ -71,8 +77,12 @@ class NodeRun:
         self.step(self._done)
 
     def step(self, done: int) -> None:
-        """Report on the node that `done` steps are done in all."""
-        self._times.append(time.monotonic())
+        """Report on the node that `done` steps are done in all, unless the last report is too recent."""
+        now = time.monotonic()
+        self._times.append(now)
+        if now - self._said < SECONDS_BETWEEN_STEPS and done < self.steps:
+            return
+        self._said = now
         parts = [f"{self._doing} {done} of {self.steps}"]
         if self.pace:
             parts.append(f"{self.pace:.2f} s a step")

@@ -52,9 +52,10 @@ def test_the_node_shows_its_workers_its_steps_and_the_outcome(
     _, run = runs_of(False)
     texts = told(run, "sampler")
     assert texts[:2] == ["Preparing", "Starting 2 workers, 0 s"]
-    assert [STEP.fullmatch(text)[1] for text in texts if text.startswith("Step")] == list("1234")  # type: ignore[index]
+    steps = [STEP.fullmatch(text)[1] for text in texts if text.startswith("Step")]  # type: ignore[index]
+    assert steps == sorted(steps) and {steps[0], steps[-1]} == {"1", "4"}, "a line appears at most every half second"
     assert re.match(r"\d+\.\d s, \d+\.\d\d s a step on 2 workers \(cpu\): \w+ 2\.\n.+ one device.+\.\nPeak ", texts[-1])
-    assert "s left" in texts[-3] and "s left" not in texts[-2], "and after the last step nothing is left"
+    assert "s a step" in texts[-2] and "s left" not in texts[-2], "after the last step nothing is left"
     assert len(set(texts)) == len(texts), "nothing is said twice"
     assert {event.max for event in run.progress} == {4}, "the bar is for steps alone"
     assert outcome(comfyui, run, "sampler")["starting"] > 0, "counted apart"
@@ -102,12 +103,18 @@ def test_the_node_warns_of_a_slower_path(comfyui: ComfyUI) -> None:
     assert found["sent"] > 0, "of all its model calls"
 
 
-def test_a_cancelled_run_shows_its_last_step(comfyui: ComfyUI) -> None:
+def test_a_run_of_fast_steps_shows_two_lines_a_second_and_a_cancelled_run_its_last_step(comfyui: ComfyUI) -> None:
+    """A page that draws a line for each fast step falls behind, and then handles Cancel seconds later."""
     graph = job(4130)
     graph["sampler"]["inputs"]["steps"] = 200
-    run = comfyui.queue(graph, on_progress=lambda step: step.value == 3 and comfyui.interrupt(), timeout=300)
+    run = comfyui.queue(graph, on_progress=lambda step: step.value == 60 and comfyui.interrupt(), timeout=300)
     assert run.status == "interrupted"
     assert re.fullmatch(r"Cancelled after \d+ of 200", run.texts[-1].text)
+    lines = [text for text in run.texts if text.text.startswith("Step ")]
+    seconds = run.progress[-1].time - run.progress[0].time
+    assert 1 <= len(lines) <= 2 + seconds / 0.5, (len(lines), seconds)
+    left = r"Step \d+ of 200 · \d+\.\d\d s a step · \d+ (s|min) left"
+    assert all(re.fullmatch(left, line.text) for line in lines[1:]), lines
 
 
 def test_a_decoder_and_an_encoder_show_their_progress(comfyui: ComfyUI) -> None:

@@ -35,7 +35,7 @@ export function textOf(node) {
 }
 
 /**
- * Make the node high enough for its text, if there is one.
+ * Make the node high enough for its text, if there is one. A text of the same height costs nothing.
  *
  * @param {GraphNode} node
  */
@@ -43,6 +43,7 @@ export function fitText(node) {
   const widget = textOf(node);
   if (!widget?.options) return;
   const height = heightOf(String(widget.value), node.size[0]);
+  if (widget.options.getMinHeight?.() === height) return;
   widget.options.getMinHeight = () => height;
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
 }

@@ -68,7 +68,7 @@ async function addRemedy(api, node, told, said, words) {
 function write(node, text) {
   const widget = textOf(node);
   if (!widget) return;
-  widget.props = { ...widget.props, class: STYLE };
+  if (widget.props?.class !== STYLE) widget.props = { ...widget.props, class: STYLE };
   widget.value = text;
   fitText(node);
 }
