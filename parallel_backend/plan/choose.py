@@ -84,8 +84,9 @@ def best(
     profile: Profile,
     approximate: bool = False,
     alternatives: Sequence[ResolvedPlan] = (),
+    fallback: Sequence[ResolvedPlan] = (),
 ) -> PlanChoice:
-    """Return the fastest candidate that fits, with the reason.
+    """Return the fastest candidate that fits, with the reason; if none fits, the fastest plan of the fallback.
 
     Args:
         candidates: the plans to choose from.
@@ -93,14 +94,21 @@ def best(
         job: the job.
         profile: the machine.
         approximate: also choose among plans with PipeFusion patches, which change the picture.
-        alternatives: plans that the user did not request. The refusal names one of them if no candidate fits.
+        alternatives: plans that the user did not request. The refusal names one of them if no plan fits.
+        fallback: plans to choose from if no candidate fits, such as those of `streamed`.
 
     Raises:
-        Refused: no candidate fits into memory. The message has the numbers and names a plan that fits.
+        Refused: no plan fits into memory. The message has the numbers and names a plan that fits.
     """
     ranking = rank(candidates, model, job, profile)
     fitting = [entry for entry in ranking if entry.breakdown.fits]
     allowed = [entry for entry in fitting if approximate or not is_approximate(entry.plan)]
+    too_large = None
+    if not allowed and fallback:
+        others = rank(fallback, model, job, profile)
+        allowed = [entry for entry in others if entry.breakdown.fits]
+        too_large = _least(ranking)
+        ranking = [*others, *ranking] if allowed else ranking
     if not allowed:
         instead = [entry for entry in rank(alternatives, model, job, profile) if entry.breakdown.fits]
         instead.sort(key=lambda entry: entry.plan.weights == "streamed")  # streamed weights are the last resort
@@ -108,7 +116,23 @@ def best(
     chosen = allowed[0]
     (single,) = rank([single_device(chosen.plan)], model, job, profile)
     alone = chosen.plan.world_size > 1 and single.breakdown.fits and single.seconds <= chosen.seconds
-    return PlanChoice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single), alone)
+    why = _why(chosen, allowed, fitting or allowed, single)
+    if too_large:
+        need, free = too_large.breakdown.memory, too_large.breakdown.allowance
+        why += (
+            f" The weights are streamed from the computer's memory, because whole they do not fit ({gigabytes(need)} needed, "
+            f"{gigabytes(free)} free)."
+        )
+    return PlanChoice(chosen.plan, ranking, single, why, alone)
+
+
+def streamed(plans: Sequence[ResolvedPlan]) -> list[ResolvedPlan]:
+    """Return the exact ones of plans on GPUs with whole weights, with the weights streamed from the computer's memory."""
+    return [
+        msgspec.structs.replace(plan, weights="streamed")
+        for plan in plans
+        if plan.weights == "replicated" and not is_approximate(plan) and "cuda" in plan.devices[0]
+    ]
 
 
 def is_approximate(plan: ResolvedPlan) -> bool:
@@ -185,7 +209,7 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
         )
     if not ranking:
         return "no plan works for this job on these devices: set all degrees to 0 (automatic), or choose other devices."
-    least = min(ranking, key=lambda entry: entry.breakdown.memory - entry.breakdown.allowance)
+    least = _least(ranking)
     need, weights = least.breakdown.memory, least.breakdown.weights
     ways_out = []
     if instead:
@@ -206,6 +230,11 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
         f"Not enough {memory}: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} {where} ({gigabytes(weights)} "
         f"of it weights), and {_available(least)}: {', or '.join(ways_out)}."
     )
+
+
+def _least(ranking: Sequence[Ranked]) -> Ranked:
+    """Return the plan that lacks the least memory."""
+    return min(ranking, key=lambda entry: entry.breakdown.memory - entry.breakdown.allowance)
 
 
 def _available(least: Ranked) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from .offers import PIPEFUSION, Offer, OfferRequest, offered
 from .plan import AUTOMATIC, SMALLEST
@@ -18,6 +19,9 @@ MODELS = (
     "minimax-h3",
 )
 HEAD = ("model", "1 GPU", "choose", "seconds", "gain", "GB a GPU", "approximate (*slow links*)")
+WHOLE = ("replicated",)
+"""The way to hold weights in a plan without a choice of weights."""
+
 WORTH = 1.05
 """The smallest speedup at which several GPUs are worth choosing."""
 
@@ -43,7 +47,7 @@ def _line(title: str, request: OfferRequest, gpus: int) -> Sequence[str]:
     if together is None:
         return title, _seconds(alone), "nothing fits", "", "", "", _seconds(streaming)
     gain = alone.seconds / together.seconds if alone else None
-    choice = _choice(together)
+    choice = _choice(together, request, gpus)
     if gain is not None and gain < WORTH:
         choice = f"one GPU ({choice})"
     return (
@@ -70,9 +74,11 @@ def _best(request: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
     return next((offer for offer in fitting if offer.seconds <= AS_FAST * least), None)
 
 
-def _choice(offer: Offer) -> str:
-    """Return an offer in the words of Parallel Plan."""
-    settings = {"streamed": f"*{SMALLEST}*", "sharded": f"*{AUTOMATIC}* with `weights` sharded"}
+def _choice(offer: Offer, request: OfferRequest, gpus: int) -> str:
+    """Return an offer in the words of Parallel Plan, whose preset automatic streams only weights that do not fit whole."""
+    whole = any(each.fits for each in offered(replace(request, weights=WHOLE), gpus) if each.storage != PIPEFUSION)
+    streaming = SMALLEST if whole else AUTOMATIC
+    settings = {"streamed": f"*{streaming}*", "sharded": f"*{AUTOMATIC}* with `weights` sharded"}
     return f"{settings.get(offer.storage, f'*{AUTOMATIC}*')}: {offer.degrees}"
 
 

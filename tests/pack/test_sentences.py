@@ -19,7 +19,7 @@ from parallel_backend.doctor import examine
 from parallel_backend.host.runs.outcome import Outcome, amount, in_words
 from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.choose import best
+from parallel_backend.plan.choose import best, streamed
 from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.profiles import DenoiseJob
 from scripts.comfyui import REPO
@@ -109,9 +109,13 @@ def test_a_plans_description_is_known(found: ResolvedPlan) -> None:
 def test_reasons_for_a_plan_are_known(
     card: str, job: DenoiseJob, limit: float, devices: int, approximate: bool
 ) -> None:
-    requested_plan = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
-    why = best(requested_plan, FLUX, job, with_memory(profile(card), limit), approximate).why
-    assert known(why, "sentences"), why
+    for weights in ("replicated", "streamed"):
+        requested_plan = plans(devices, weights=weights)
+        machine = with_memory(profile(card), limit)
+        why = best(requested_plan, FLUX, job, machine, approximate, fallback=streamed(requested_plan)).why
+        assert known(why, "sentences"), why
+        whole = weights == "streamed" or limit > 40e9 or (approximate and devices > 1)
+        assert ("because whole they do not fit" in why) == (not whole)
 
 
 def test_the_doctors_lines_and_remedies_are_known() -> None:

@@ -81,10 +81,11 @@ def test_an_unknown_text_length_gives_a_range() -> None:
 
 
 def test_a_plan_that_cannot_run_is_refused_before_the_run() -> None:
-    with pytest.raises(PlanRefused, match=r"Not enough GPU memory: .* and each has 10\.00 GB free"):
-        expect(question(), two(free=1e10), lambda _: MEASURED)
-    with pytest.raises(PlanRefused, match=r"each may use 5\.00 GB \(memory_limit 5\)"):
-        expect(question(memory_limit=5.0), two(free=None), lambda _: MEASURED)
+    assert expect(question(), two(free=1e10), lambda _: MEASURED).memory < 1e10  # the weights are streamed
+    with pytest.raises(PlanRefused, match=r"Not enough GPU memory: .* and each has 2\.00 GB free"):
+        expect(question(), two(free=2e9), lambda _: MEASURED)
+    with pytest.raises(PlanRefused, match=r"each may use 1\.00 GB \(memory_limit 1\)"):
+        expect(question(memory_limit=1.0), two(free=None), lambda _: MEASURED)
     with pytest.raises(PlanRefused, match="asks for GPU 5"):
         expect(question(devices="5"), two(), lambda _: MEASURED)
 

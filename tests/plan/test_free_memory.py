@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -40,18 +41,26 @@ def choose(planner: Planner, free: float | Sequence[float], asked: PlanRequest) 
 gpu_plan = functools.partial(plans.gpu_plan, blocks=57)
 
 
-def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_not_one_that_is_in_use():
+def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_is_streamed_to_one_that_is_in_use():
     assert choose(Planner(), TOTAL, question()).ulysses == 2
-    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and each has 23\.90 GB free: use pipefusion 2, which"):
-        choose(Planner(), TOTAL - TAKEN, question())
+    planner = Planner()
+    plan = choose(planner, TOTAL - TAKEN, question(ulysses=2))
+    assert (plan.degrees, plan.weights) == ("ulysses 2", "streamed")
+    assert planner.latest is not None
+    assert re.search(
+        r"because whole they do not fit \(24\.\d\d GB needed, 23\.90 GB free\)\.$", planner.latest.choice.why
+    )
+    assert (
+        choose(Planner(), TOTAL - TAKEN, question(pipefusion=0)).pipefusion == 2
+    )  # the preset slow links needs no streaming
+    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and each has 2\.00 GB free"):
+        choose(Planner(), 2e9, question())
 
 
 def test_free_memory_is_asked_for_each_time():
     planner, asked = Planner(), question()
-    choose(planner, TOTAL, asked)
-    with pytest.raises(Refused, match=r"each has 23\.90 GB free"):
-        choose(planner, TOTAL - TAKEN, asked)
-    assert choose(planner, TOTAL, asked).ulysses == 2
+    held = [choose(planner, free, asked).weights for free in (TOTAL, TOTAL - TAKEN, TOTAL)]
+    assert held == ["replicated", "streamed", "replicated"]
 
 
 def test_the_same_plan_is_logged_once(caplog):
@@ -69,8 +78,9 @@ def test_the_same_plan_is_logged_once(caplog):
 
 
 def test_a_memory_limit_below_the_free_memory_is_obeyed():
-    with pytest.raises(Refused, match=r"each may use 20\.00 GB \(memory_limit 20\)"):
-        choose(Planner(), TOTAL, question(memory_limit=20.0))
+    assert choose(Planner(), TOTAL, question(memory_limit=20.0)).weights == "streamed"
+    with pytest.raises(Refused, match=r"each may use 2\.00 GB \(memory_limit 2\)"):
+        choose(Planner(), TOTAL, question(memory_limit=2.0))
 
 
 def test_communicators_take_memory_for_each_pair_of_gpus():
@@ -118,9 +128,9 @@ def test_a_refusal_names_the_card_that_lacks_most_if_no_cut_fits():
 
 def test_a_refusal_suggests_a_plan_cut_by_free_memory():
     with pytest.raises(
-        Refused, match=r"needs 24\.\d\d GB on cuda:0 .* cuda:0 has 16\.00 GB free: use pipefusion 2, which"
+        Refused, match=r"needs 1\d\.\d\d GB on cuda:0 .* cuda:0 has 10\.00 GB free: use pipefusion 2, which"
     ):
-        choose(Planner(), (16e9, 24e9), question())
+        choose(Planner(), (10e9, 24e9), question(weights="sharded"))
 
 
 def test_a_card_that_lacks_memory_gets_fewer_tokens():

@@ -12,7 +12,7 @@ from ...attention.kernels import describe
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
-from ...plan.choose import PlanChoice, best, table
+from ...plan.choose import PlanChoice, best, streamed, table
 from ...plan.devices import AUTOMATIC_AMONG
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
 from ...plan.predict.memory import lacking
@@ -140,11 +140,15 @@ class Planner:
             if not requested_plan.stages:
                 candidates = [_cut(plan, question, profile, measure_blocks) for plan in candidates]
                 alternatives = [_cut(plan, question, profile, _equal_blocks(shape)) for plan in alternatives]
-            candidates, alternatives = (
-                [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (candidates, alternatives)
+            fallback = [] if shape.unsharded else streamed(candidates)
+            candidates, alternatives, fallback = (
+                [share_by_memory(plan, shape, job, profile) for plan in plans]
+                for plans in (candidates, alternatives, fallback)
             )
             approximate = requested_plan.pipefusion != 1 or requested_plan.patches > 1
-            choice = best(candidates, shape, job, profile, approximate=approximate, alternatives=alternatives)
+            choice = best(
+                candidates, shape, job, profile, approximate=approximate, alternatives=alternatives, fallback=fallback
+            )
             self._log(question, choice)
             answer = self._answers[question] = MeasuredChoice(choice, memory)
         self.latest = answer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...plan import ResolvedPlan, feasible
-from ...plan.choose import best
+from ...plan.choose import best, streamed
 from ...plan.predict.cards import card_of
 from ...plan.predict.known_machines import profile
 from ...plan.predict.measure import Machine, kept, machine_key, measured_profile
@@ -64,7 +64,8 @@ def expect(
         memory = tuple(map(min, memory, allowed))
     known = _profile(measured(candidates[0]), used, here[used[0]].name, memory)
     approximate = requested_plan.pipefusion != 1 or requested_plan.patches > 1
-    choice = best(candidates, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
+    machine = known or replace(profile("4090"), free=memory)
+    choice = best(candidates, shape, job, machine, approximate=approximate, fallback=streamed(candidates))
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     alone = choice.single.breakdown.fits_into(memory)
     shown = known is not None and choice.plan.on_gpus
