@@ -64,7 +64,7 @@ def test_the_page_is_chinese_when_comfyui_is(chromium: Browser, comfyui: ComfyUI
             page.evaluate("output => app.api.queuePrompt(0, {output, workflow: {}})", refused)
             toast = page.locator(".p-toast-message")
             expect(toast).to_contain_text("这个方案无法运行")
-            expect(toast).to_contain_text("ulysses 3, but there are 2 workers")
+            expect(toast).to_contain_text("3 workers were asked for (ulysses 3), but 2 devices are there")
     finally:
         set_language(comfyui, "en")
 
