@@ -581,7 +581,7 @@ def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next
         assert page.evaluate(f"[{plan}.showAdvanced, {plan}.serialize().showAdvanced]") == [True, None], "unsaved"
     dismiss(page)
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
-    expect(page.get_by_text("⚠ pipefusion").first).to_be_visible()
+    expect(page.get_by_text("⚠ ≈ pipefusion").first).to_be_visible()
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 
@@ -618,7 +618,7 @@ FIELDS = (
         "memory_limit",
         "compile",
     ),
-    *("pipefusion ≈", "patches ≈", "warmup_steps ≈", "stages ≈", "exchange ≈"),
+    *("≈ pipefusion", "≈ patches", "≈ warmup_steps", "≈ stages", "≈ exchange"),
 )
 """The fields of Parallel Plan from top to bottom."""
 
@@ -644,7 +644,7 @@ def test_the_plan_shows_the_most_used_fields_first_and_saved_workflows_keep_thei
     assert page.evaluate(f"{PLAN}.widgets.map(w => w.label ?? w.name)") == list(FIELDS)
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     drawn = page.locator(f'[data-node-id="{page.evaluate(f"{PLAN}.id")}"]')
-    expect(drawn).to_contain_text("exchange ≈")
+    expect(drawn).to_contain_text("≈ exchange")
     text = drawn.inner_text()
     at = [text.index(f"{name}\n") if f"{name}\n" in text else text.index(name) for name in FIELDS]
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])

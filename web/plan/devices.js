@@ -28,8 +28,8 @@ const FIRST = ["devices", "preset"];
 /** The last fields on the node: those with which the picture differs slightly, and those that only apply with them. */
 const APPROXIMATE = ["pipefusion", "patches", "warmup_steps", "stages", "exchange"];
 
-/** The mark of these fields. */
-const MARK = " ≈";
+/** The mark of these fields, before the name, which a narrow node cuts at its end. */
+const MARK = "≈ ";
 
 /**
  * Return true if a node is Parallel Plan.
@@ -101,7 +101,7 @@ export function orderFields(node) {
   const [first, last] = [named(FIRST), named(APPROXIMATE)];
   const exact = inputs.filter((widget) => !first.includes(widget) && !last.includes(widget));
   const unsaved = widgets.filter((widget) => widget.serialize === false);
-  for (const widget of last) widget.label = (widget.label ?? widget.name) + MARK;
+  for (const widget of last) widget.label = MARK + (widget.label ?? widget.name);
   const shown = [...first, ...exact, ...last];
   node.widgets.splice(0, widgets.length, ...unsaved, ...shown);
   node.serialize = () => ({ ...serialize.call(node), widgets_values: inputs.map(({ value }) => value) });
