@@ -37,10 +37,10 @@ PAGE = """\
 # What each rank reads, holds and sends of a text encoder
 
 `python -m benchmarks.text_encoders` counts these bytes on gloo ranks of the CPU, which read ComfyUI's small encoders at their own
-sizes. All figures are MB, by rank. *Read*: each byte of the file is one rank's to read from the disk. The bytes outside the blocks,
-which all ranks hold, reach the other ranks from it or from the system's page cache. *Sent for a prompt*: the results of a rank's
-blocks, to every other rank. T5's file is in fp32, and ComfyUI holds it in half of the bytes. The memory of large encoders on your
-cards: [text encoders](../guide/text-encoders.md).
+sizes. All figures are MB, by rank. *Read*: each byte of the file is one rank's to read from the disk. All ranks hold the bytes
+outside the blocks, and get them from that rank or from the system's page cache. *Sent for a prompt*: the results of its blocks,
+to every other rank. T5's file is in fp32, and ComfyUI holds it in half of the bytes. The memory of large encoders on your cards:
+[text encoders](../guide/text-encoders.md).
 
 """
 

@@ -373,7 +373,9 @@ test("an app shows the fields of a swapped loader in a subgraph under their new 
   const inner = around(DUAL());
   /** @type {(nodes: import("../../web/swap/graph").SavedNode[]) => unknown} */
   const shown = (nodes) => {
-    const extra = { linearData: { inputs: ["5", "9:5", "7:5:6"].map((id) => /** @type {const} */ ([id, "clip_name1"])) } };
+    const extra = {
+      linearData: { inputs: ["5", "9:5", "7:5:6"].map((id) => /** @type {const} */ ([id, "clip_name1"])) },
+    };
     const whole = /** @type {Workflow} */ (/** @type {unknown} */ ({ nodes, links: [], extra }));
     whole.definitions = { subgraphs: [{ ...inner, id: "sub" }] };
     return onAll(whole, new Set(["sub/5"])).extra?.linearData?.inputs?.map(([, name]) => name);

@@ -173,7 +173,5 @@ export function pairOfAll(type, loads) {
   const [file = ""] = files;
   const gguf = file.endsWith(".gguf");
   if (files.some((each) => each.startsWith("checkpoints/") || each === NONE || !/\.\w+$/.test(each))) return undefined;
-  return PAIRS.find(
-    (pair) => pair.all === type && canLoad(pair, loads) && (pair.one === "UnetLoaderGGUF") === gguf,
-  );
+  return PAIRS.find((pair) => pair.all === type && canLoad(pair, loads) && (pair.one === "UnetLoaderGGUF") === gguf);
 }

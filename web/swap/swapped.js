@@ -226,10 +226,9 @@ function renameInApp({ nodes, extra }, node, names) {
     const path = String(id).split(":");
     const [graph, widgetsNode, field] = path;
     const isWidget = outer && path.length === 3 && widgetsNode === of && field === encodeURIComponent(name);
+    const isNode = path.at(-1) === of && (path.length > 1 ? !outer : alone);
     if (isWidget) entry[0] = [graph, of, encodeURIComponent(renamed)].join(":");
-    if (isWidget || (path.length === 1 && path[0] === of && alone) || (path.length > 1 && path.at(-1) === of && !outer)) {
-      entry[1] = renamed;
-    }
+    if (isWidget || isNode) entry[1] = renamed;
   }
 }
 
