@@ -37,7 +37,7 @@ PAGE = """\
 # What each rank reads, holds and sends of a text encoder
 
 `python -m benchmarks.text_encoders` counts these bytes on gloo ranks of the CPU, which read ComfyUI's small encoders at their own
-sizes. All figures are MB, by rank. *Read*: each byte of the file is one rank's to read from the disk. All ranks hold the bytes
+sizes. All figures are MB, by rank. *Read*: one rank reads each byte of the file from the disk. All ranks hold the bytes
 outside the blocks, and get them from that rank or from the system's page cache. *Sent for a prompt*: the results of its blocks,
 to every other rank. T5's file is in fp32, and ComfyUI holds it in half of the bytes. The memory of large encoders on your cards:
 [text encoders](../guide/text-encoders.md).

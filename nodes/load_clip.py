@@ -49,7 +49,7 @@ def places_of(name: str, further: Iterable[str]) -> list[tuple[str, str]]:
 
     Args:
         name: the first file, a text encoder.
-        further: further files, named as by `further_choices`. A name in both folders is the text encoder's.
+        further: further files, named as by `further_choices`. A name that is in both folders means the text encoder.
     """
 
     def place_of(choice: str) -> tuple[str, str]:

@@ -111,10 +111,10 @@ class ParallelPlanNode(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     default=DEFAULT.weights,
-                    tooltip="replicated: every GPU holds all blocks of its stage, or streams them where they do not fit. "
-                    "sharded: each GPU holds its share of every block and gathers the next one while computing; for models too "
-                    "large for one GPU. streamed: the blocks lie in the computer's memory, once for all GPUs, and each is "
-                    "copied to the GPUs before it is needed; for models too large for all GPUs together.",
+                    tooltip="replicated: every GPU holds all blocks of its stage, or streams them where they do not fit (not "
+                    "with pipefusion). sharded: each GPU holds its share of every block and gathers the next one while "
+                    "computing; for models too large for one GPU. streamed: the blocks lie in the computer's memory, once for "
+                    "all GPUs, and each is copied to the GPUs before it is needed; for models too large for all GPUs together.",
                 ),
                 io.Combo.Input(
                     "attention",

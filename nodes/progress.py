@@ -46,12 +46,12 @@ class RunEnd(msgspec.Struct, frozen=True):
     """The end of a run without a result.
 
     Attributes:
-        said: the last text on the node without the reason, such as `Cancelled after 3 of 20`; empty while the last run is active
+        text: the last text on the node without the reason, such as `Cancelled after 3 of 20`; empty while the last run is active
             and after a result.
         at: seconds since 1970.
     """
 
-    said: str = ""
+    text: str = ""
     at: float = 0.0
 
 
@@ -69,7 +69,7 @@ class NodeRun:
         self._doing = doing
         self._done = 0
         self._times: list[float] = []
-        self._said = -math.inf
+        self._reported_at = -math.inf
 
     def advance(self, count: int = 1) -> None:
         """Report that `count` more steps, or pictures, are done."""
@@ -80,9 +80,9 @@ class NodeRun:
         """Report on the node that `done` steps are done in all, unless the last report is too recent."""
         now = time.monotonic()
         self._times.append(now)
-        if now - self._said < SECONDS_BETWEEN_STEPS and done < self.steps:
+        if now - self._reported_at < SECONDS_BETWEEN_STEPS and done < self.steps:
             return
-        self._said = now
+        self._reported_at = now
         parts = [f"{self._doing} {done} of {self.steps}"]
         if self.pace:
             parts.append(f"{self.pace:.2f} s a step")
@@ -244,4 +244,4 @@ def _keep(queue: Any, prompt: str, node: str, record: dict[str, Any]) -> None:
 def _extra_data(queue: Any, prompt: str) -> dict[str, Any]:
     """Return the extra data of a running prompt, or an empty dict if the prompt does not run."""
     running, _ = queue.get_current_queue_volatile()
-    return next((extra_data for _, number, _, extra_data, *_ in running if number == prompt), {})
+    return next((extra_data for _, prompt_id, _, extra_data, *_ in running if prompt_id == prompt), {})

@@ -14,7 +14,7 @@ import { Signs } from "./run/signs.js";
 import { showStrip } from "./run/strip.js";
 import { showTexts } from "./run/texts.js";
 import { rank } from "./search.js";
-import { settings } from "./settings.js";
+import { settings, unplanned } from "./settings.js";
 import { offerSprites } from "./sprites.js";
 import { commands, KEYS, menuOf } from "./swap/offered.js";
 import { Swap } from "./swap/swap.js";
@@ -30,7 +30,8 @@ const swap = new Swap(
   api,
   words,
   (type) => type in window.LiteGraph.registered_node_types,
-  async () => (countGpus() ? ((await expectations?.now()) ?? []) : undefined),
+  async () =>
+    countGpus() || unplanned(app).devices.startsWith("tcp:") ? ((await expectations?.now()) ?? []) : undefined,
 );
 
 app.registerExtension({
@@ -55,8 +56,8 @@ app.registerExtension({
     showStrip(app, api, words);
     keepWithWorkflow(app);
     expectations = new Expectations(app, api, signs, words, () => drawTab());
-    void greet(app, api, words, countGpus()).catch(console.error);
     drawTab = addTab(app, api, words, swap, () => expectations?.latest ?? []);
+    void greet(app, api, words, countGpus()).catch(console.error);
   },
   afterConfigureGraph() {
     drawTab();

@@ -479,7 +479,7 @@ class Backend:
     def _request(self, exchange: PendingRequest) -> RequestReply:
         """Do as `_ask` does, and report the request's costs to the observer, the journal and the log."""
         with self._lock:
-            self._journal.failure = None
+            self._journal.forget_failure()
             message, answer = exchange.message, self._ask(exchange)
             assert isinstance(message, RunRequest)
             self._on_event(CostEvent(message.plan, answer.reports))

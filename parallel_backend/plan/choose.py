@@ -120,18 +120,18 @@ def best(
     if too_large:
         need, free = too_large.breakdown.memory, too_large.breakdown.allowance
         why += (
-            f" The weights are streamed from the computer's memory, because whole they do not fit ({gigabytes(need)} needed, "
-            f"{gigabytes(free)} free)."
+            f" The weights are streamed from the computer's memory, because replicated weights do not fit ("
+            f"{gigabytes(need)} needed, {gigabytes(free)} usable)."
         )
     return PlanChoice(chosen.plan, ranking, single, why, alone)
 
 
 def streamed(plans: Sequence[ResolvedPlan]) -> list[ResolvedPlan]:
-    """Return the exact ones of plans on GPUs with whole weights, with the weights streamed from the computer's memory."""
+    """Return the exact GPU plans with replicated weights, changed to streamed weights."""
     return [
         msgspec.structs.replace(plan, weights="streamed")
         for plan in plans
-        if plan.weights == "replicated" and not is_approximate(plan) and "cuda" in plan.devices[0]
+        if plan.weights == "replicated" and not is_approximate(plan) and plan.on_gpus
     ]
 
 

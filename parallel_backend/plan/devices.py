@@ -47,7 +47,7 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
     if missing:
         there = ",".join(str(index) for index in range(gpus))
         cure = (
-            f"set devices to {there} ({HIDDEN} hides the others)"
+            f"set devices to {there} ({HIDDEN} may hide others)"
             if gpus
             else f"run nvidia-smi; if it lists GPUs, {HIDDEN} hides them or torch cannot use them, and if not, install the "
             "NVIDIA driver (cpu:2 in devices is for trials without GPUs)"

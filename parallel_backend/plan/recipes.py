@@ -19,8 +19,8 @@ MODELS = (
     "minimax-h3",
 )
 HEAD = ("model", "1 GPU", "choose", "seconds", "gain", "GB a GPU", "approximate (*slow links*)")
-WHOLE = ("replicated",)
-"""The way to hold weights in a plan without a choice of weights."""
+REPLICATED = ("replicated",)
+"""The weight storage of a plan that sets no `weights`."""
 
 WORTH = 1.05
 """The smallest speedup at which several GPUs are worth choosing."""
@@ -76,7 +76,7 @@ def _best(request: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
 
 def _choice(offer: Offer, request: OfferRequest, gpus: int) -> str:
     """Return an offer in the words of Parallel Plan, whose preset automatic streams only weights that do not fit whole."""
-    whole = any(each.fits for each in offered(replace(request, weights=WHOLE), gpus) if each.storage != PIPEFUSION)
+    whole = any(each.fits for each in offered(replace(request, weights=REPLICATED), gpus) if each.storage != PIPEFUSION)
     streaming = SMALLEST if whole else AUTOMATIC
     settings = {"streamed": f"*{streaming}*", "sharded": f"*{AUTOMATIC}* with `weights` sharded"}
     return f"{settings.get(offer.storage, f'*{AUTOMATIC}*')}: {offer.degrees}"

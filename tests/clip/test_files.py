@@ -96,7 +96,7 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed
 
 
-def test_each_byte_is_one_of_three_ranks_to_read_and_each_holds_its_blocks_and_what_is_outside(tmp_path: Path) -> None:
+def test_three_ranks_share_the_reading_and_hold_their_blocks_and_the_shared_tensors(tmp_path: Path) -> None:
     comfy_on_path()
     path = tmp_path / "clip-l.safetensors"
     save_text_encoder(path, "clip-l")

@@ -115,7 +115,7 @@ def test_reasons_for_a_plan_are_known(
         why = best(requested_plan, FLUX, job, machine, approximate, fallback=streamed(requested_plan)).why
         assert known(why, "sentences"), why
         whole = weights == "streamed" or limit > 40e9 or (approximate and devices > 1)
-        assert ("because whole they do not fit" in why) == (not whole)
+        assert ("because replicated weights do not fit" in why) == (not whole)
 
 
 def test_the_doctors_lines_and_remedies_are_known() -> None:

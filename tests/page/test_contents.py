@@ -706,7 +706,7 @@ def enter(page: Page, name: str, value: str) -> None:
 
 
 @pytest.mark.usefixtures("renderer")
-def test_the_loader_shows_what_to_expect_within_a_second_of_enter(page: Page) -> None:
+def test_the_loader_shows_what_to_expect_after_enter_and_on_an_idle_machine_within_a_second(page: Page) -> None:
     """No further click is needed. One of ten entries must keep the promise, which is for a machine without other load.
 
     The renderer has made the nodes anew, with the first text on the loader.

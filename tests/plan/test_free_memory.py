@@ -48,7 +48,7 @@ def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_is_streamed_to_one_that_is_
     assert (plan.degrees, plan.weights) == ("ulysses 2", "streamed")
     assert planner.latest is not None
     assert re.search(
-        r"because whole they do not fit \(24\.\d\d GB needed, 23\.90 GB free\)\.$", planner.latest.choice.why
+        r"because replicated weights do not fit \(24\.\d\d GB needed, 23\.90 GB usable\)\.$", planner.latest.choice.why
     )
     assert (
         choose(Planner(), TOTAL - TAKEN, question(pipefusion=0)).pipefusion == 2

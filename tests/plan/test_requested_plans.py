@@ -21,7 +21,7 @@ FLUX = ModelLimits(heads=24, head_dim=128, blocks=57)
 FOUR_HEADS = ModelLimits(heads=4, head_dim=128, blocks=3)
 ONE_SIDED = Workload(batch=1, has_uncond=False, token_rows=64)
 TWO_SIDED = Workload(batch=1, has_uncond=True, token_rows=64)
-HIDDEN = "(--cuda-device or CUDA_VISIBLE_DEVICES hides the others)."
+HIDDEN = "(--cuda-device or CUDA_VISIBLE_DEVICES may hide others)."
 NOT_UNDERSTOOD = 'is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
 
 
@@ -215,7 +215,7 @@ def suggestions(message: str, requested_plan: ParallelPlan) -> list[ParallelPlan
         automatic = {axis: 1 if axis == "pipefusion" else 0 for axis in degrees}
         found.append(msgspec.structs.replace(requested_plan, **automatic))
     if match := re.search(r"set devices to (cpu:\d+) to try", message):
-        found.append(ParallelPlan(devices=match[1]))
+        found.append(msgspec.structs.replace(requested_plan, devices=match[1]))
     if match := re.search(r"visible: set devices to (\S+) \(", message):
         found.append(ParallelPlan(devices=match[1]))
     return found

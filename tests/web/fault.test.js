@@ -45,6 +45,7 @@ test("a sentence names a field by its name with a value after it", () => {
   ]);
   assert.deepEqual(named("weights sharded cannot be used with pipefusion 2."), ["weights"]);
   assert.deepEqual(named("cfg -1 is no degree."), ["cfg"]);
+  assert.deepEqual(named("3 workers were asked for: set ring to 2, or to 0 for automatic."), ["ring"]);
 });
 
 test("a field's name alone does not name it", () => {

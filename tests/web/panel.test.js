@@ -72,7 +72,7 @@ test("weights that wait in host memory are counted there", () => {
     doctor: { doing: "", findings: null },
     comparison: { doing: "", result: null, said: "", run: 0 },
     bench: { doing: "", sides: [], row: "", file: "", said: "" },
-    last_end: { said: "", at: 0 },
+    last_end: { text: "", at: 0 },
   };
   assert.equal(heldOn(status, "cuda:1"), 5);
   assert.equal(heldOn(status, "cpu"), 14);

@@ -496,14 +496,17 @@ test("the message after a swap has the expected gain and the next step, or what 
   /** @type {(brief: string, refusal?: string) => import("../../web/run/expectations").Answer} */
   const answer = (brief, refusal = "") => ({ said: refusal, sign: "", brief, refused: refusal !== "" });
   const two = answer("2 GPUs: about 2.0x");
-  assert.equal(nextOf([two, two], ENGLISH), "2 GPUs: about 2.0x. Press Run.");
+  assert.equal(nextOf([two, two], ENGLISH).line, "2 GPUs: about 2.0x. Press Run.");
   assert.equal(
-    nextOf([two, answer("2 GPUs: 1.5x to 1.8x")], ENGLISH),
+    nextOf([two, answer("2 GPUs: 1.5x to 1.8x")], ENGLISH).line,
     "2 GPUs: about 2.0x; 2 GPUs: 1.5x to 1.8x. Press Run.",
   );
-  assert.equal(nextOf([answer("")], ENGLISH), "Press Run.");
-  assert.equal(nextOf([], ENGLISH), "Press Run.");
-  assert.equal(nextOf([two, answer("", "Not enough GPU memory.")], ENGLISH), "Not enough GPU memory.");
-  assert.equal(nextOf(undefined, ENGLISH), "No GPU found: the workers use the CPU. Press Run.");
-  assert.equal(nextOf([two], new Words(LANGUAGES, () => "zh")), "2 个 GPU：约 2.0 倍。请按“运行”。");
+  assert.equal(nextOf([answer("")], ENGLISH).line, "Press Run.");
+  assert.equal(nextOf([], ENGLISH).line, "Press Run.");
+  assert.deepEqual(nextOf([two, answer("", "Not enough GPU memory.")], ENGLISH), {
+    line: "Not enough GPU memory.",
+    refused: true,
+  });
+  assert.equal(nextOf(undefined, ENGLISH).line, "No GPU found: the workers use the CPU. Press Run.");
+  assert.equal(nextOf([two], new Words(LANGUAGES, () => "zh")).line, "2 个 GPU：约 2.0 倍。请按“运行”。");
 });

@@ -50,8 +50,8 @@ export interface Status {
   comparison: { doing: string; result: Comparison | null; said: string; run: number };
   /** `row` is the results' row in Markdown, `file` the name of their file. */
   bench: { doing: string; sides: BenchSide[]; row: string; file: string; said: string };
-  /** The end of the last run without a result, such as "Cancelled after 3 of 20"; `said` is empty after a result. */
-  last_end: { said: string; at: number };
+  /** The end of the last run without a result, such as "Cancelled after 3 of 20"; `text` is empty after a result. */
+  last_end: { text: string; at: number };
 }
 
 /**

@@ -191,10 +191,10 @@ class Panel {
   }
 
   /** @type {(status: Status, other: boolean) => HTMLElement} */
-  #lastRun({ last_end: { said, at } }, other) {
+  #lastRun({ last_end: { text, at } }, other) {
     const { run } = this.#source.state;
     const { locale } = this.#words;
-    const end = said && this.#words.say("run.end", { said: this.#words.told(said), time: clock(at, locale) });
+    const end = text && this.#words.say("run.end", { said: this.#words.told(text), time: clock(at, locale) });
     if (!run) return element("p", "pp-note", end || this.#words.say("run.none"));
     const before = end && this.#words.say("run.before", { time: clock(run.ended, locale) });
     const plan = this.#words.told(run.plan);

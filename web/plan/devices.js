@@ -41,12 +41,14 @@ export function isPlan(node) {
 }
 
 /**
- * Return the number of this machine's GPUs, each of which the node lists by its index.
+ * Return the number of this machine's GPUs, each of which the node lists by its index; 0 if the node is missing.
  * @returns {number}
  */
 export function countGpus() {
-  const definition = /** @type {PlanNode["constructor"]} */ (window.LiteGraph.registered_node_types.ParallelPlan);
-  const { choices } = definition.nodeData.input.required.devices[1];
+  const definition = /** @type {PlanNode["constructor"] | undefined} */ (
+    window.LiteGraph.registered_node_types.ParallelPlan
+  );
+  const { choices = [] } = definition?.nodeData.input.required.devices[1] ?? {};
   return choices.filter(([value]) => /^\d+$/.test(value)).length;
 }
 

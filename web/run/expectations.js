@@ -5,6 +5,7 @@
 /** @import { Words } from "../words" */
 /** @import { Signs } from "./signs" */
 
+import { usesIn } from "../swap/found.js";
 import { askedOf } from "./expected.js";
 import { pathOf } from "./node_path.js";
 
@@ -103,9 +104,11 @@ export class Expectations {
   }
 
   async #look() {
+    if (this.#running) return;
     this.#turn += 1;
     const turn = this.#turn;
-    const told = await this.#told();
+    const loads = [...usesIn(this.#app.rootGraph)].some(({ node }) => LOADER.test(node.type));
+    const told = loads ? await this.#told() : []; // the page's `graphToPrompt` may have effects, such as a picture of the camera
     if (turn !== this.#turn || this.#running) return; // the workflow has changed, or a run has started
     this.#signs.clear(KIND);
     this.latest = [];

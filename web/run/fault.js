@@ -26,7 +26,7 @@ export function nodeAtFault({ node_id, exception_type }, prompt) {
 }
 
 /**
- * Return the fields that a sentence names, with a value after the name such as `ring 2`, or by their present value.
+ * Return the fields that a sentence names, with a value after the name such as `ring 2` or `ring to 2`, or by their present value.
  *
  * @template {Widget} T
  * @param {string} sentence
@@ -41,7 +41,7 @@ export function fieldsNamed(sentence, widgets) {
 function isNamed(sentence, { name, options }) {
   const values = Array.isArray(options?.values) ? options.values.map(String) : [];
   const some = ["-?\\d", "['\"]", ...values.map((value) => `${literally(value)}\\b`)];
-  return new RegExp(`\\b${literally(name)} (?:${some.join("|")})`).test(sentence);
+  return new RegExp(`\\b${literally(name)} (?:to )?(?:${some.join("|")})`).test(sentence);
 }
 
 /** @type {(sentence: string, widget: Widget) => boolean} */

@@ -35,7 +35,7 @@ export function textOf(node) {
 }
 
 /**
- * Make the node high enough for its text, if there is one. A text of the same height costs nothing.
+ * Make the node high enough for its text, if there is one. Do nothing if the height is unchanged.
  *
  * @param {GraphNode} node
  */

@@ -2,8 +2,8 @@
 /**
  * Short texts on a node, in the node's badges or, in Nodes 2.0, before the node's title.
  *
- * Nodes 2.0 draws a badge as it was when the node appeared, whatever becomes of the badge. Therefore the badges are empty there,
- * and the texts appear before the title, but only where the title is drawn: the node's own title, which is saved, stays unchanged.
+ * Nodes 2.0 draws a badge once, when the node appears, and ignores later changes. Therefore the badges are empty there, and the
+ * texts appear before the title, but only where the title is drawn: the node's own title, which is saved, stays unchanged.
  */
 
 /** @import { Badge, BadgeClass, GraphNode } from "../comfyui" */
@@ -49,7 +49,10 @@ export class Signs {
       const badge = new this.#Badge({ text, ...colours });
       mine.set(kind, { text, badge: () => (this.#isNodes2() ? this.#empty : badge) });
       node.badges.push(mine.get(kind).badge);
-    } else if (!mine.delete(kind)) return;
+    } else if (!mine.delete(kind)) {
+      if (mine.size) this.#drawTitle(node); // the user may have edited the title
+      return;
+    }
     if (mine.size) this.#shown.set(node, mine);
     else this.#shown.delete(node);
     this.#drawTitle(node);
@@ -65,7 +68,7 @@ export class Signs {
     for (const node of [...this.#shown.keys()]) this.show(node, kind, "");
   }
 
-  /** Draw all titles again, once ComfyUI has made the nodes anew: of another graph, or in the other renderer. */
+  /** Draw all titles again after ComfyUI has recreated the nodes for another graph or renderer. */
   redraw = () => {
     setTimeout(() => {
       for (const node of this.#shown.keys()) this.#drawTitle(node);

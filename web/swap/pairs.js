@@ -149,7 +149,7 @@ export function pairOfOne(type) {
 /**
  * Return true if a pair's first node loads these files as this type of text encoder.
  *
- * Of three and four files ComfyUI makes the same text encoder for each type.
+ * ComfyUI makes the same text encoder from three or four files, whatever the type.
  *
  * @param {Pair} pair
  * @param {Loads} loads

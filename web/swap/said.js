@@ -67,14 +67,14 @@ export function outcomeOf(way, uses, { changed, left, silent }, words) {
  *
  * @param {readonly Answer[] | undefined} answers the server's answers about the loaders; undefined without a GPU
  * @param {Words} words
- * @returns {string}
+ * @returns {{ line: string, refused: boolean }}
  */
 export function nextOf(answers, words) {
-  if (!answers) return words.say("swap.no-gpu");
+  if (!answers) return { line: words.say("swap.no-gpu"), refused: false };
   const refusal = answers.find(({ refused }) => refused);
-  if (refusal) return words.told(refusal.said);
+  if (refusal) return { line: words.told(refusal.said), refused: true };
   const expected = [...new Set(answers.map(({ brief }) => words.told(brief)).filter(Boolean))].join("; ");
-  return expected ? words.say("swap.next", { expected }) : words.say("swap.run");
+  return { line: expected ? words.say("swap.next", { expected }) : words.say("swap.run"), refused: false };
 }
 
 /** Return a line for each place with more than one use. */

@@ -192,7 +192,14 @@ export class Swap {
       const state = stateOf(this.#app);
       const next = way === "all" ? onAll(state, new Set(places.keys())) : onOne(state, places);
       await goTo(this.#app, tracker, next);
-      if (way === "all") message.detail = `${await this.#next()}\n${message.detail}`;
+      if (way === "all") {
+        const { line, refused } = await this.#next();
+        message.detail = `${line}\n${message.detail}`;
+        if (refused) {
+          message.severity = "warn";
+          delete message.life;
+        }
+      }
     }
     showMessage(this.#app, message);
   }

@@ -142,8 +142,12 @@ class Journal:
         self._begins = True
 
     def begins(self) -> None:
-        """Record that a run begins. Model calls from here on belong to it, and the failure of the run before is over."""
+        """Record that a run begins: count the next model calls to it, and forget the last failure."""
         self._begins = True
+        self.forget_failure()
+
+    def forget_failure(self) -> None:
+        """Forget the last failure, because a request begins."""
         self.failure = None
 
     def ran(self, exchange: PendingRequest, answer: RequestReply, latest: MeasuredChoice | None) -> None:

@@ -177,7 +177,7 @@ class ModelHolder:
             if oldest is None:
                 raise Refused(
                     f"weights streamed takes {gigabytes(host_bytes)} of the computer's memory for each worker, and too little is "
-                    "free: close other programs, or use smaller weights (fp8, GGUF) or more machines."
+                    "free: close other programs, use smaller weights (fp8, GGUF) or more machines, or set weights to sharded."
                 )
             del self._entries[oldest]
             self._memory.give_back()
