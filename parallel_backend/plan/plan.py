@@ -271,7 +271,7 @@ def with_preset(preset: str, fields: ParallelPlan) -> ParallelPlan:
     the default number.
 
     `automatic` allows exact plans only. `smallest memory` also streams the weights from host memory. `slow links` also
-    allows PipeFusion, which changes the picture. With every preset, weights for which no plan has the memory are streamed.
+    allows PipeFusion, which changes the picture. With every preset, an exact plan on GPUs streams weights that do not fit.
     """
     staged = fields.pipefusion > 1
     off = 0 if preset == SLOW_LINKS else 1

@@ -274,7 +274,7 @@ def _refuse_too_many(plan: ParallelPlan, gpus: int, limits: ModelLimits, workloa
         return
     there = visible(gpus) if is_automatic(plan) else f"{_counted(count, 'device')} (devices {plan.devices!r})"
     cure = _cure(plan, gpus, limits, workload)
-    trial = msgspec.structs.replace(plan, devices=f"cpu:{min(product, MAX_WORLD_SIZE)}")
+    trial = msgspec.structs.replace(plan, devices=f"cpu:{product}")
     if is_automatic(plan) and product <= MAX_WORLD_SIZE and candidates(trial, gpus, limits, workload):
         cure += f", or set devices to {trial.devices} to try it without GPUs"
     raise PlanRefused(f"{product} workers were asked for ({_degrees(plan)}), but {there}: {cure}.")
