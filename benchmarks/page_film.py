@@ -88,14 +88,18 @@ class Film:
         every = -(-len(pictures) // MOST)
         chosen = pictures[::every]
         for each in chosen:
-            picture = Image.open(io.BytesIO(each)).convert("RGB")
-            self.frames.append(picture.quantize(COLOURS, dither=Image.Dither.NONE))
+            self.frames.append(few_colours(Image.open(io.BytesIO(each))))
             self.durations.append(milliseconds // len(chosen))
 
     def save(self, path: Path) -> None:
         """Save the film as a GIF that repeats."""
         first, *others = self.frames
         first.save(path, save_all=True, append_images=others, duration=self.durations, loop=0, optimize=True)
+
+
+def few_colours(picture: Image.Image) -> Image.Image:
+    """Return a picture with few colours, which takes a third of the bytes."""
+    return picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
 
 
 def shoot(page: Page, path: Path) -> None:

@@ -195,9 +195,14 @@ def bench(page: Page) -> None:
     section.scroll_into_view_if_needed()
 
 
+def toggle_tab(page: Page) -> None:
+    """Open or close the pack's tab of the sidebar."""
+    page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+
+
 def open_tab(page: Page) -> None:
     """Open the pack's tab of the sidebar."""
-    page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+    toggle_tab(page)
     expect(page.locator(".pp-panel")).to_be_visible()
 
 
