@@ -46,7 +46,10 @@ if [[ -z "$OTHER" ]]; then # these do not depend on ComfyUI
 fi
 
 case "$*" in
-  "") tests "the quick run" -n 3 ;;
+  "")
+    tests "the quick run" -n 3 --page-if-changed
+    [[ -n "$OTHER" ]] || "$VENV_PYTHON" -m tests.support.page.unchanged
+    ;;
   --all)
     tests "every test" -n 3 --all
     # The first runs in workers, whose oracles keep the installed diffusers. The autoencoders run in the tests' own process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,9 @@ import pytest
 from hypothesis import settings
 
 from scripts import tested
+from scripts.comfyui import REPO
 from tests import dearest
+from tests.support.page import unchanged
 from tests.support.reliability import Ledger
 from tests.support.side_by_side import Groups, turn
 
@@ -28,12 +30,16 @@ settings.register_profile("shared machine", deadline=None)  # a busy machine is 
 settings.load_profile("shared machine")
 
 LEDGER = pytest.StashKey[Ledger]()
-LEFT_OUT = pytest.StashKey[int]()
-"""Number of tests that the quick run leaves out."""
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+"""Reason -> number of tests that the quick run leaves out."""
+
+THOROUGH = "that --all takes"
+UNCHANGED = "of the page, which has not changed since they passed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
+    parser.addoption("--page-if-changed", action="store_true", help="no browser if the page has not changed (tests/README.md)")
     parser.addoption(
         "--record", metavar="RUN", help="write the result of the run of this name into the table of tested versions"
     )
@@ -41,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
-    config.stash[LEFT_OUT] = 0
+    config.stash[LEFT_OUT] = {}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,11 +63,19 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all"):
-        thorough = [item for item in items if item.get_closest_marker("thorough")]
-        config.stash[LEFT_OUT] = len(thorough)
-        config.hook.pytest_deselected(items=thorough)
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        _leave_out(config, items, THOROUGH, lambda item: item.get_closest_marker("thorough") is not None)
+    if config.getoption("page_if_changed") and unchanged.is_unchanged(REPO):
+        _leave_out(config, items, UNCHANGED, unchanged.needs_the_browser)
     items.sort(key=lambda item: turn(item.nodeid, everything=config.getoption("all")))
+
+
+def _leave_out(
+    config: pytest.Config, items: list[pytest.Item], reason: str, is_out: Callable[[pytest.Item], bool]
+) -> None:
+    out = [item for item in items if is_out(item)]
+    config.stash[LEFT_OUT][reason] = len(out)
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if not is_out(item)]
 
 
 @pytest.fixture(scope="session")
@@ -80,8 +94,9 @@ def pytest_terminal_summary(
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
-    if left_out := config.stash[LEFT_OUT]:
-        terminalreporter.write_line(f"The quick run leaves out {left_out} tests, which --all takes (tests/README.md).")
+    for reason, left_out in config.stash[LEFT_OUT].items():
+        if left_out:
+            terminalreporter.write_line(f"The quick run leaves out {left_out} tests {reason} (tests/README.md).")
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
     if ended and any(counts.values()) and (run := config.getoption("record")):

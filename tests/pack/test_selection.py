@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.comfyui import REPO
+from tests.support.page import unchanged
 from tests.support.selection import pairwise, product
 
 
@@ -25,6 +27,30 @@ def test_the_quick_run_has_the_same_cases_of_product_and_pairwise() -> None:
     values = {"sampler": ("a", "b", "c"), "scheduler": {"one": 1, "two": 2}, "plan": (1, 2)}
     quick = [{case.id for case in mark(**values).args[1] if not case.marks} for mark in (product, pairwise)]
     assert quick[0] == quick[1] == {"a-one-1", "b-two-2", "c-one-1"}
+
+
+@pytest.mark.parametrize("file", ["web/swap/found.js", "nodes/routes/panel.py", "tests/page/test_swap.py", "docs/any.md"])
+def test_the_page_is_unchanged_until_a_file_that_it_depends_on_changes(tmp_path: Path, file: str) -> None:
+    (tmp_path / unchanged.PASSED).parent.mkdir(parents=True)
+    changed = tmp_path / file
+    changed.parent.mkdir(parents=True, exist_ok=True)
+    changed.write_text("before")
+    (tmp_path / unchanged.PASSED).write_text("never\n")
+    assert not unchanged.is_unchanged(tmp_path)
+    (tmp_path / unchanged.PASSED).write_text(unchanged.digest(tmp_path) + "\n")
+    assert unchanged.is_unchanged(tmp_path)
+    changed.write_text("after")
+    assert unchanged.is_unchanged(tmp_path) == file.startswith("docs")
+
+
+def test_the_page_has_changed_with_another_front_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = unchanged.digest(tmp_path)
+    monkeypatch.setattr(unchanged.metadata, "version", lambda name: f"{name} 0")
+    assert unchanged.digest(tmp_path) != before
+
+
+def test_watched_folders_exist() -> None:
+    assert all(any((REPO / folder).iterdir()) for folder in unchanged.WATCHED)
 
 
 def test_the_readmes_table_names_every_test_module() -> None:

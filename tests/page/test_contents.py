@@ -23,6 +23,7 @@ from tests.refusals.of_flux import small
 from tests.support.graphs.flux import Graph, parallel
 from tests.support.page.browser import PACK, POLLING, READY, SET, dismiss, open_graph, press
 from tests.support.page.contents import BADGES, SHOWN, SPRITES, TEMPLATES, template
+from tests.support.page.unchanged import always
 from tests.support.selection import thorough
 
 NODES = (
@@ -206,6 +207,7 @@ def test_the_page_shows_a_missing_node(page: Page) -> None:
     expect(page.get_by_text("Missing node").first).to_be_visible()
 
 
+@always
 def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:
     open_template(page, SPRITES)
     assert_whole(page, SPRITES)
@@ -529,8 +531,9 @@ FAILURES = {
 }
 
 
-# the quick run shows one; faults/test_deaths has the sentences, and web/refusals.test.js the messages of all errors
+# the quick run shows one, always; faults/test_deaths has the sentences, and web/refusals.test.js the messages of all errors
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind != "kill")) for kind in FAILURES])
+@always
 def test_the_screen_shows_the_sentence_of_a_workers_failure(page: Page, comfyui: ComfyUI, kind: str) -> None:
     dismiss(page)
     fault, (name, begins) = Path(comfyui.env[FAULT_FILE]), FAILURES[kind]
