@@ -19,10 +19,11 @@ NO_EFFECT = frozenset({"annotation", "ctx", "kind", "returns", "simple", "type_c
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def parse(file: str | None) -> ast.Module | None:
-    """Return the syntax tree of a file; None if there is no such file or it is not Python source."""
+def parse(file: str | None, mentioned: str = "") -> ast.Module | None:
+    """Return the syntax tree of a file; None if there is no such file, it is not Python source or does not mention a name."""
     try:
-        return ast.parse(Path(file).read_bytes()) if file else None
+        source = Path(file).read_bytes() if file else b""
+        return ast.parse(source) if file and mentioned.encode() in source else None
     except (OSError, SyntaxError, ValueError):
         return None
 

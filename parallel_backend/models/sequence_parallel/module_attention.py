@@ -66,21 +66,29 @@ def unknown_arguments(block: nn.Module, attentions: Sequence[Attention]) -> list
     return sorted(set.intersection(*map(set, calls))) if calls else []
 
 
+def _calls(kind: type) -> Sequence[Sequence[str]]:
+    """Return the names of arguments that our kernels do not support, for each call of attention in a class's source."""
+    return _calls_in(kind.__module__).get(kind.__qualname__, ())  # none for a class that is made at run time
+
+
 @functools.cache
-def _calls(kind: type) -> tuple[tuple[str, ...], ...]:
-    """Return the names of arguments that our kernels do not support, for each call of attention in a class's source.
+def _calls_in(name: str) -> Mapping[str, Sequence[Sequence[str]]]:
+    """Return the result of `_calls` for each class in a module's source, by qualified name.
 
     Names of ComfyUI's own function, which calls ours, are left out: the function may not pass them on.
     """
-    module = sys.modules[kind.__module__]
-    tree = parse(getattr(module, "__file__", None)) or ast.Module([], [])
-    body = definitions(tree).get(kind.__qualname__, ())[-1:]  # empty for a class that is made at run time or built in
-    calls = (
-        node for each in body for node in ast.walk(each) if isinstance(node, ast.Call) and _name(node.func) == NAME
-    )
+    module = sys.modules[name]
+    tree = parse(getattr(module, "__file__", None), mentioned=NAME) or ast.Module([], [])
     code = getattr(getattr(module, NAME, None), "__code__", None)
     known_names = {*code.co_consts, *code.co_varnames} if code else set()
-    return tuple(tuple(name for name in _unknown(call) if name not in known_names) for call in calls)
+    return {
+        kind: [
+            [argument for argument in _unknown(node) if argument not in known_names]
+            for node in ast.walk(bodies[-1])
+            if isinstance(node, ast.Call) and _name(node.func) == NAME
+        ]
+        for kind, bodies in definitions(tree).items()
+    }
 
 
 def _unknown(call: ast.Call) -> Iterator[str]:
