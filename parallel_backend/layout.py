@@ -128,12 +128,15 @@ class SequenceSplit:
         Returns:
             For each chunk the heads of each Ulysses rank, equal on all ranks.
         """
-        count = max(1, min(max_chunks, *self.kv_counts()))
-        parts = [cut(kv_heads, count) for kv_heads in self.kv_counts()]
-        return [[self._heads_of(rank, parts[rank][chunk]) for rank in range(self.ulysses)] for chunk in range(count)]
+        kv_slices, group = self.kv_slices(), self.group_size
+        count = max(1, min(max_chunks, *map(length, kv_slices)))
 
-    def _heads_of(self, rank: int, part: slice) -> HeadSlices:
-        """Return one part of a rank's key heads, and the rank's query heads that use them."""
-        q, kv, group = self.query_slices()[rank], self.kv_slices()[rank], self.group_size
-        kv_part = slice(kv.start + part.start, kv.start + part.stop)
-        return HeadSlices(slice(max(q.start, kv_part.start * group), min(q.stop, kv_part.stop * group)), kv_part)
+        def heads_of(q: slice, kv: slice, part: slice) -> HeadSlices:
+            kv_part = slice(kv.start + part.start, kv.start + part.stop)
+            return HeadSlices(slice(max(q.start, kv_part.start * group), min(q.stop, kv_part.stop * group)), kv_part)
+
+        by_rank = [
+            [heads_of(q, kv, part) for part in cut(length(kv), count)]
+            for q, kv in zip(self.query_slices(), kv_slices, strict=True)
+        ]
+        return [list(chunk) for chunk in zip(*by_rank, strict=True)]

@@ -123,6 +123,7 @@ LATER = (
     "FLUX.1-dev, ulysses 4",
     "Wan 2.2 14B, ulysses 2, heads in 4 chunks",
     "FLUX.1-dev, pipefusion 4, second stage",
+    "FLUX.1-dev in Q4_K, no room, one rank",
     "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage",
     "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage",
     "FLUX.2-dev, one rank",

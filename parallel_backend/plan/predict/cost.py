@@ -343,9 +343,9 @@ class _Estimate:
             heads, kv = [length(run.q) for run in chunk], [length(run.kv) for run in chunk]
             for rank, coordinates in enumerate(self.coordinates):
                 tokens, index = layout.ulysses_tokens(coordinates.ring), coordinates.ulysses
-                for peer in range(layout.ulysses):
+                for peer in range(layout.ulysses):  # peers have neighbouring numbers
                     size = tokens[peer] * heads[index] if back else tokens[index] * (heads[peer] + 2 * kv[peer])
-                    yield rank, self.plan.rank_at(coordinates._replace(ulysses=peer)), row * size
+                    yield rank, rank - index + peer, row * size
 
         levels = self.profile.levels
         if len(runs) == 1:
