@@ -22,8 +22,8 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE = 30_000
-"""Milliseconds to wait for one thing to appear in the page."""
+PATIENCE = 120_000
+"""Milliseconds to wait for one thing to appear in the page; other programs may keep all cores busy."""
 
 OPENING = 240_000
 """Milliseconds to wait for the page to open, which takes minutes on a busy machine."""
