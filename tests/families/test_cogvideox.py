@@ -43,13 +43,14 @@ ZERO_SNR = 1e-3
 
 FRAMES, HEIGHT, WIDTH, TEXT = 4, 6, 10, 7
 SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7, "5b-i2v": 0.7, "1.5-i2v": 0.7}
+QUICK_FILES = ("2b", "1.5", "5b-i2v")
 QUICK_KINDS = ("2b",)
 """Kinds of the quick run; tests/engine/test_cogvideox.py compares each kind with diffusers under all plans."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _files(comfyui: ComfyUI) -> None:
-    for kind in SCALE:
+def _files(pytestconfig: pytest.Config, comfyui: ComfyUI) -> None:
+    for kind in SCALE if pytestconfig.getoption("all") else QUICK_FILES:
         tiny_cogvideox.save_cogvideox(models_of(comfyui) / f"cogvideox-{kind}.safetensors", kind)
     pixels = np.random.default_rng(9).integers(0, 256, (8 * HEIGHT, 8 * WIDTH, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(comfyui.input_dir / "first-frame.png")
@@ -80,8 +81,11 @@ def image_to_video(kind: str, vae: str, **settings: Any) -> Graph:
 
 
 @pytest.fixture(scope="module")
-def original_video(comfyui: ComfyUI, video_vae: Path) -> Callable[[str], Tensor]:
-    """Provide a function that returns a kind's video by diffusers' pipeline with CogVideoX's DDIM steps (its eta is 0)."""
+def original_video(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Callable[[str], Tensor]:
+    """Provide a function that returns a kind's video by diffusers' pipeline with CogVideoX's DDIM steps (its eta is 0).
+
+    Only a model that takes a picture needs the VAE.
+    """
     done: dict[str, Tensor] = {}
 
     def make(kind: str) -> Tensor:
@@ -90,9 +94,8 @@ def original_video(comfyui: ComfyUI, video_vae: Path) -> Callable[[str], Tensor]
             scheduler = tiny_cogvideox.schedulers(kind)["cogvideox_ddim"]
             image: dict[str, Any] = {}
             if kind.endswith("i2v"):
-                pipeline = CogVideoXImageToVideoPipeline(
-                    None, None, diffusers_encoder(kind, video_vae), transformer, scheduler
-                )
+                encoder = diffusers_encoder(kind, request.getfixturevalue("video_vae"))
+                pipeline = CogVideoXImageToVideoPipeline(None, None, encoder, transformer, scheduler)
                 image["image"] = Image.open(comfyui.input_dir / "first-frame.png")
             else:
                 pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
@@ -130,10 +133,10 @@ def diffusers_encoder(kind: str, path: Path) -> AutoencoderKLCogVideoX:
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK_KINDS)) for kind in SCALE])
 def test_cogvideox_ddim_in_stock_nodes_equals_diffusers(
-    latent_of: LatentOf, original_video: Callable[[str], Tensor], video_vae: Path, kind: str
+    latent_of: LatentOf, original_video: Callable[[str], Tensor], request: pytest.FixtureRequest, kind: str
 ) -> None:
     expected = original_video(kind).double()
-    make = partial(image_to_video, vae=video_vae.name) if kind.endswith("i2v") else video
+    make = partial(image_to_video, vae=request.getfixturevalue("video_vae").name) if kind.endswith("i2v") else video
     for sampler in ("KSampler", "ParallelSampler"):
         graph = make(kind, node=sampler, sampler_name="cogvideox_ddim")
         assert relative_error(latent_of(graph) * SCALE[kind], expected) <= TOLERANCE

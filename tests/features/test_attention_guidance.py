@@ -15,6 +15,7 @@ from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph,
 from tests.support.graphs.guidance import NAG
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
+from tests.support.server import NARROW
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
@@ -34,7 +35,7 @@ def assert_guided(graph: Graph, plan: dict[str, Any], latent_of: LatentOf) -> No
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=thorough), 2])
 def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, batch: int) -> None:
     """The latent equals the stock loader's, also at cfg 1, where ComfyUI then computes the negative prompt all the same."""
-    assert_guided(ksampler_graph("tiny-schnell", width=72, height=104, steps=2, batch=batch), PLANS[plan], latent_of)
+    assert_guided(ksampler_graph(NARROW, width=72, height=104, steps=2, batch=batch), PLANS[plan], latent_of)
 
 
 @thorough
@@ -50,7 +51,7 @@ def test_texts_of_two_lengths_are_computed_separately_as_on_the_stock_loader(
     comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     """The node then has no effect: ComfyUI's function does not change a call with a single branch."""
-    graph = ksampler_graph("tiny-schnell", negative="cond-45", width=72, height=104, steps=2, cfg=2.0)
+    graph = ksampler_graph(NARROW, negative="cond-45", width=72, height=104, steps=2, cfg=2.0)
     guided = insert_after_model(graph, "NAGuidance", **NAG)
     assert relative_error(latent_of(graph), latent_of(guided)) <= TOLERANCE
     run, log = queue_logged(comfyui, spread(guided, strict=False))
@@ -60,7 +61,7 @@ def test_texts_of_two_lengths_are_computed_separately_as_on_the_stock_loader(
 
 
 def test_a_plan_that_computes_the_prompts_separately_is_refused(comfyui: ComfyUI) -> None:
-    guided = insert_after_model(ksampler_graph("tiny-schnell", cfg=2.0), "NAGuidance", **NAG)
+    guided = insert_after_model(ksampler_graph(NARROW, cfg=2.0), "NAGuidance", **NAG)
     assert refused(comfyui, spread(guided, strict=False, cfg=2)) == (
         "NAGuidance compares both prompts in every attention layer, but cfg 2 and data 1 would compute them on different GPUs: "
         "choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion instead."

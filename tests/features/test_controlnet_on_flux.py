@@ -24,7 +24,7 @@ from tests.support.graphs.flux import (
 )
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
-from tests.support.server import save_picture
+from tests.support.server import NARROW, save_picture
 from tests.support.tiny.controlnet import save_instantx, save_xlabs
 from tests.support.tiny.flux import save_conditioning
 from tests.support.tiny.pixart import TEXT_WIDTH as PIXART_TEXT
@@ -47,9 +47,9 @@ T2I = node("ControlNetLoader", control_net_name="t2i.safetensors")
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     folder = comfyui.base_dir / "models" / "controlnet"
-    save_xlabs(folder / "tiny-a.safetensors")
-    save_xlabs(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
-    save_instantx(folder / "instantx.safetensors")
+    save_xlabs(folder / "tiny-a.safetensors", heads=2)
+    save_xlabs(folder / "tiny-b.safetensors", heads=2, single_blocks=0, seed=1)
+    save_instantx(folder / "instantx.safetensors", heads=2)
     save_image_vae(comfyui.base_dir / "models" / "vae" / "hint.safetensors")
     save_latent(comfyui, "reference", 1, 16, 7, 5)
     save_picture(comfyui, "hint.png", (80, 48), (6, 10))
@@ -57,7 +57,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 def job(**settings: Any) -> Graph:
     """Return a graph of 15 image tokens, with the nodes that a ControlNet needs."""
-    return ksampler_graph("tiny-schnell", **{"width": 80, "height": 48, "steps": 3, "cfg": 2.0} | settings) | {
+    return ksampler_graph(NARROW, **{"width": 80, "height": 48, "steps": 3, "cfg": 2.0} | settings) | {
         "net": node("ControlNetLoader", control_net_name="tiny-a.safetensors"),
         "other net": node("ControlNetLoader", control_net_name="tiny-b.safetensors"),
         "image": node("LoadImage", image="hint.png"),

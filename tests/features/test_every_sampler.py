@@ -9,12 +9,13 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.features.conftest import EqualLatents
 from tests.support.comfyuis import tell_new
-from tests.support.graphs.comfyui import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
+from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, ways
 from tests.support.latents import relative_error
 from tests.support.sampler_names import LOCAL, NOT_LOCAL
 from tests.support.selection import pairwise, thorough
+from tests.support.server import NARROW
 
 SPECIAL = ("euler", "dpmpp_2m_sde", "uni_pc", "dpm_fast", "sa_solver_pece", "euler_ancestral_cfg_pp")
 """Six samplers with one special trait each: noise, a path, a sigma that it writes, steps of its own, weights, both branches."""
@@ -27,7 +28,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 SCHEDULERS = ("simple", "beta", "karras", "normal")
 SIZE = {"width": 40, "height": 56}
-"""The picture's size for FLUX.1; a sampler does not depend on the size."""
+"""The picture's size for FLUX.1; a sampler depends neither on the size nor on the model's width."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +43,7 @@ def job(model: str, plan: str, **settings: Any) -> tuple[Graph, Graph]:
         return graph, spread(graph, **PLANS[plan])
     names = {"sampler_name": "sampler"}
     given = {names.get(name, name): value for name, value in settings.items()}
-    graph = ksampler_graph(FLUX1, **SIZE, **{"cfg": 2.0, **given})
+    graph = ksampler_graph(NARROW, **SIZE, **{"cfg": 2.0, **given})
     return graph, parallel(graph, sampler=True, **PLANS[plan])
 
 
@@ -102,7 +103,7 @@ BATCH = {"devices": "cpu:2", "data": 2, "cfg": 1, "ulysses": 1, "ring": 1}
 @pytest.mark.parametrize("sampler", ["sa_solver", pytest.param("euler_cfg_pp", marks=thorough)])
 def test_a_batch_over_data_ranks_gives_the_stock_latent(latent_of: LatentOf, sampler: str) -> None:
     """The noise that a sampler draws and the negative prediction that it reads are those of the whole batch."""
-    graph = ksampler_graph(FLUX1, **SIZE, batch=3, cfg=2.0, sampler=sampler)
+    graph = ksampler_graph(NARROW, **SIZE, batch=3, cfg=2.0, sampler=sampler)
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
 
 
@@ -124,7 +125,7 @@ def test_a_step_cache_under_a_sampler_that_reads_the_negative_gives_the_stock_la
     latent_of: LatentOf, cache: str
 ) -> None:
     settings = {"reuse_threshold": 0.5, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
-    plain = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
+    plain = ksampler_graph(NARROW, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
     graph = insert_after_model(plain, cache, **settings)
     assert relative_error(latent_of(graph), latent_of(plain)) > TOLERANCE
     check(latent_of, graph, parallel(graph, sampler=True, **PLANS["cfg2"]))
@@ -135,34 +136,42 @@ ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
 
 @thorough  # in the quick run test_other_packs has a sampler that takes a norm of the latent, and the next test the refusal
 def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time(assert_equal_latents: EqualLatents) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
+    graph = ksampler_graph(NARROW, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     log = assert_equal_latents(parallel(graph, **PLANS["ulysses2"]), graph)
     assert ways(log) == [ADAPTIVE]
     assert "choose another sampler, such as euler or dpmpp_2m" in log
 
 
 def test_parallel_sampler_refuses_a_sampler_that_reads_the_latent(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
+    graph = ksampler_graph(NARROW, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
         f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
         "slower (one model call at a time)."
     )
 
 
-def test_cfg_pp_in_patches_equals_one_workers_patches(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+@pytest.mark.parametrize(
+    ("workers", "stages"),
+    [
+        (2, 1),
+        # in the quick run engine/test_products has stages, and cfg 2 with them
+        pytest.param(4, 2, marks=thorough),
+    ],
+)
+def test_cfg_pp_in_patches_equals_one_workers_patches(latent_of: LatentOf, workers: int, stages: int) -> None:
     """Each patch's sampler receives both branches; with two workers for the branches, from both workers."""
-    graph = ksampler_graph(FLUX1, **SIZE, steps=5, cfg=2.0, sampler="euler_cfg_pp")
+    graph = ksampler_graph(NARROW, **SIZE, steps=3, cfg=2.0, sampler="euler_cfg_pp")
     stale = {"patches": 3, "warmup_steps": 1, "ulysses": 1, "ring": 1}
     one = parallel(graph, sampler=True, devices="cpu", pipefusion=1, cfg=1, **stale)
-    four = parallel(graph, sampler=True, devices="cpu:4", pipefusion=2, cfg=2, **stale)
-    assert relative_error(latent_of(four), latent_of(one)) <= TOLERANCE
+    several = parallel(graph, sampler=True, devices=f"cpu:{workers}", pipefusion=stages, cfg=2, **stale)
+    assert relative_error(latent_of(several), latent_of(one)) <= TOLERANCE
     assert TOLERANCE < relative_error(latent_of(one), latent_of(graph)) < 1
 
 
 @thorough  # in the quick run test_stock_nodes_on_flux has both nodes, and engine/test_products the parts of a batch
 def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent_of: LatentOf) -> None:
     """CFGNorm and CFGZeroStar change the guidance before a CFG++ sampler reads it; data ranks hold parts of the batch."""
-    plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
+    plain = ksampler_graph(NARROW, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
     graph = insert_after_model(insert_after_model(plain, "CFGNorm", strength=0.9), "CFGZeroStar")
     assert relative_error(latent_of(plain), latent_of(graph)) > 1e-2
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
@@ -171,6 +180,6 @@ def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent
 def test_guidance_that_needs_the_whole_picture_runs_one_call_at_a_time_with_pipefusion(
     assert_equal_latents: EqualLatents,
 ) -> None:
-    graph = insert_after_model(ksampler_graph(FLUX1, **SIZE, cfg=2.0), "CFGNorm", strength=1.0)
+    graph = insert_after_model(ksampler_graph(NARROW, **SIZE, cfg=2.0), "CFGNorm", strength=1.0)
     log = assert_equal_latents(parallel(graph, devices="cpu:2", pipefusion=2, cfg=1, warmup_steps=99), graph)
     assert ways(log) == ["CFGNorm with PipeFusion"]

@@ -62,7 +62,7 @@ def _files(comfyui: ComfyUI) -> None:
     for form in FULL:
         full = folder / f"{form}.safetensors"
         save_file(load_file(full) | other, models / "checkpoints" / full.name)
-    save_flux(folder / "fp16-norm-weight.safetensors", dtype=torch.float16, norm_scale="weight")
+    save_flux(folder / "fp16-norm-weight.safetensors", heads=2, dtype=torch.float16, norm_scale="weight")
     save_flux(folder / "fill.safetensors", heads=2, channels=96, guidance=True, seed=5)
     save_flux(folder / "canny.safetensors", heads=2, channels=32, guidance=True, seed=6)
     for height, width in ((13, 9), (16, 24), (7, 5), (24, 8), (8, 8)):

@@ -59,7 +59,17 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
 """Graphs that run in ComfyUI's loop, and the reason that the log gives."""
 
 
-@pytest.mark.parametrize(("graph", "reason"), STEP_BY_STEP.values(), ids=STEP_BY_STEP)
+THOROUGH = {
+    "object patch process_timestep": "object patch apply_model",
+    "timestep of its own": "calculate_denoised of its own",
+}
+"""The kinds left to `--all`, each with the kind of the quick run that the same check finds."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [pytest.param(*case, id=kind, marks=[thorough] * (kind in THOROUGH)) for kind, case in STEP_BY_STEP.items()],
+)
 def test_changes_of_the_sampling_run_in_comfyuis_loop_with_the_same_effect(comfyui, latent_of, graph, reason):
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5

@@ -83,9 +83,9 @@ def with_sigmas(graph: Graph, link: list[Any], **nodes: dict[str, Any]) -> Graph
     return graph
 
 
-def split(output: int, step: int = 2) -> Graph:
+def split(output: int, step: int = 2, guider: str = "CFGGuider") -> Graph:
     """Return a graph that runs one output of SplitSigmas."""
-    return with_sigmas(custom(), ["split", output], split=node("SplitSigmas", sigmas=["sigmas", 0], step=step))
+    return with_sigmas(custom(guider), ["split", output], split=node("SplitSigmas", sigmas=["sigmas", 0], step=step))
 
 
 def two_custom() -> Graph:
@@ -99,8 +99,8 @@ def two_custom() -> Graph:
 
 
 def denoised_output() -> Graph:
-    """Return a graph whose result is SamplerCustomAdvanced's prediction of the picture halfway."""
-    graph = split(0)
+    """Return a graph whose result is SamplerCustomAdvanced's prediction of the picture halfway, by BasicGuider."""
+    graph = split(0, guider="BasicGuider")
     graph["save"]["inputs"]["samples"] = ["sampler", 1]
     return graph
 
@@ -119,8 +119,9 @@ def timestep_ranges(border: float = 0.5, model: str = NARROW, **settings: Any) -
 
 
 def strengths() -> Graph:
-    """Return a graph of two prompts, the first with a weight of 0.3."""
-    return insert_after(combined(basic()), "positive", "ConditioningSetAreaStrength", "conditioning", strength=0.3)
+    """Return a graph of two prompts, the first with a weight of 0.3, on a model of v-prediction."""
+    graph = insert_after(combined(basic()), "positive", "ConditioningSetAreaStrength", "conditioning", strength=0.3)
+    return insert_after_model(graph, "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False)
 
 
 def masked(**settings: Any) -> Graph:
@@ -151,18 +152,14 @@ SDE = {"solver_type": "heun", "eta": 0.7, "s_noise": 0.9, "noise_device": "cpu"}
 ER_SDE = {"solver_type": "Reverse-time SDE", "max_stage": 2, "eta": 0.5, "s_noise": 0.9}
 
 LOOP: dict[str, Graph] = {
-    "KSampler": basic(),
-    "KSamplerAdvanced, two in a row": two_advanced(),
-    "CFGGuider": custom(),
-    "BasicGuider": custom("BasicGuider"),
+    "KSamplerAdvanced, two in a row, with ConditioningAverage": combined(
+        two_advanced(), "ConditioningAverage", conditioning_to_strength=0.4
+    ),
     "SplitSigmas and DisableNoise, two in a row": two_custom(),
-    "denoised_output": denoised_output(),
+    "BasicGuider and denoised_output": denoised_output(),
     "SamplerDPMPP_2M_SDE": custom(select=node("SamplerDPMPP_2M_SDE", **SDE)),
-    "ModelSamplingDiscrete": insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
-    "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
     "ConditioningSetTimestepRange": timestep_ranges(),
-    "ConditioningSetAreaStrength": strengths(),
-    "ConditioningAverage": combined(basic(), "ConditioningAverage", conditioning_to_strength=0.4),
+    "ConditioningSetAreaStrength and ModelSamplingDiscrete": strengths(),
     "CFGNorm, CFGZeroStar and Epsilon Scaling": insert_after_model(
         insert_after_model(insert_after_model(basic(), "CFGNorm", strength=0.9), "CFGZeroStar"),
         "Epsilon Scaling",
@@ -172,7 +169,6 @@ LOOP: dict[str, Graph] = {
 """Graphs that the workers' loop supports."""
 
 DIVIDED_IN_QUICK_RUN = (
-    "KSampler",
     "SamplerDPMPP_2M_SDE",
     "ConditioningSetTimestepRange",
 )
@@ -182,6 +178,14 @@ tests/engine proves that a node's path into the loop ignores the split.
 """
 
 FURTHER_LOOP: dict[str, Graph] = {
+    # in the quick run ConditioningSetTimestepRange, with KSampler
+    "KSampler": basic(),
+    # in the quick run SplitSigmas, with this guider
+    "CFGGuider": custom(),
+    # in the quick run BasicGuider and denoised_output
+    "BasicGuider": custom("BasicGuider"),
+    # in the quick run families/test_flux_and_wan has this node on Wan
+    "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
     # in the quick run BasicGuider
     "KSampler at cfg 1": basic(cfg=1.0),
     # in the quick run test_flux_parity's latents with a picture
@@ -189,7 +193,7 @@ FURTHER_LOOP: dict[str, Graph] = {
     # in the quick run KSamplerAdvanced, two in a row
     "KSamplerAdvanced that starts late": advanced(start_at_step=1),
     "KSamplerAdvanced that ends early": advanced(end_at_step=2),
-    # in the quick run CFGGuider, which it makes itself
+    # in the quick run SplitSigmas, with CFGGuider, which this node makes itself
     "SamplerCustom": sampler_custom(),
     # in the quick run refusals/test_odd_inputs has rising sigmas
     "FlipSigmas": with_sigmas(split(1), ["flip", 0], flip=node("FlipSigmas", sigmas=["split", 1])),
@@ -198,9 +202,9 @@ FURTHER_LOOP: dict[str, Graph] = {
     # in the quick run SamplerDPMPP_2M_SDE, with the same options
     "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
     "SamplerER_SDE": custom(select=node("SamplerER_SDE", **ER_SDE)),
-    # in the quick run ModelSamplingSD3, which sets a shift too
+    # in the quick run families/test_flux_and_wan has ModelSamplingSD3, which sets a shift too
     "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
-    # in the quick run ModelSamplingSD3, from which it derives
+    # in the quick run families/test_flux_and_wan has ModelSamplingSD3, from which it derives
     "ModelSamplingAuraFlow": insert_after_model(basic(), "ModelSamplingAuraFlow", shift=1.7),
     # in the quick run ConditioningSetAreaStrength, with the same combined prompts
     "ConditioningCombine in the negative": combined(basic(), first="negative"),
@@ -209,7 +213,7 @@ FURTHER_LOOP: dict[str, Graph] = {
     # in the quick run ConditioningAverage, which gives new tensors too
     "ConditioningConcat": combined(basic(), "ConditioningConcat"),
     "ConditioningZeroOut": insert_after(basic(), "negative", "ConditioningZeroOut", "conditioning"),
-    # in the quick run KSampler, whose MODEL these leave unchanged
+    # in the quick run other graphs of KSampler, whose MODEL these leave unchanged
     "MultiGPU CFG Split without a second GPU": insert_after_model(basic(), "MultiGPU_WorkUnits", max_gpus=2),
     "SelectModelDevice": insert_after_model(basic(), "SelectModelDevice", device="default"),
     "UNetSelfAttentionMultiply, which finds nothing": insert_after_model(

@@ -58,9 +58,9 @@ def _files(comfyui: ComfyUI) -> None:
     save_with_prompts(comfyui, "hunyuan3d")
 
 
-def job(name: str = "sd15", **settings: Any) -> Graph:
-    """Return the graph of a batch of two."""
-    return batched(graph_of(name, steps=3, **settings), 2)
+def job(name: str = "sd15", batch: int = 2, **settings: Any) -> Graph:
+    """Return the graph of a batch, of three steps by default."""
+    return batched(graph_of(name, **{"steps": 3} | settings), batch)
 
 
 @thorough  # in the quick run test_keeping_step has RescaleCFG and test_step_caches EasyCache, both on FLUX.1
@@ -79,7 +79,7 @@ def with_free_u(plain: Graph, kind: str) -> Graph:
 
 @pytest.mark.parametrize(("kind", "data"), [pytest.param("FreeU", 2, marks=thorough), ("FreeU_V2", 1)])
 def test_free_u_gives_the_stock_result(kind: str, data: int, latent_of: LatentOf) -> None:
-    plain = job("sd15_scales")
+    plain = job("sd15_scales", batch=data, steps=2)
     graph = with_free_u(plain, kind)
     assert_matters_and_stock(latent_of, plain, graph, devices=f"cpu:{2 * data}", cfg=2, data=data)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -32,12 +33,17 @@ LAYERS: Layers = {
 }
 
 
-CONTROL_BYTES = "297 kB"
-"""Bytes of a step: the tiny ControlNet's output for both branches, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32.
+SMALL = {"width": 32, "height": 24}
+"""Pixels of a small picture: 4 x 3 in the latent, and 2 x 2 at the next scale."""
+
+CONTROL_BYTES = "276 kB"
+"""Bytes of a step: the tiny ControlNet's output for both branches, two tensors of 320 x 3 x 4 and three of 320 x 2 x 2 in fp32.
+
+A batch of two has twice these tensors, and two steps of heun have three calls.
 """
 
-QUICK = ("sd15", "data 2, cfg 2")
-"""The model and the split that the quick run has without further nodes."""
+QUICK = ("sd15", "data 2")
+"""The model and the split that the quick run has with two LoRAs."""
 
 CHANGES = ("becomes free", "is taken")
 """Changes of the free memory between the two passes of a step; the third case has both changes."""
@@ -51,9 +57,9 @@ CONTROL = {
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save(comfyui)
+    save_with_prompts(comfyui, "sdxl")
     models = comfyui.base_dir / "models"
     for name, layers in LAYERS.items():
-        save_with_prompts(comfyui, name)
         tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
         names = tuple(f"diffusion_model.{layer}" for layer in layers)
         save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
@@ -67,16 +73,12 @@ def _files(comfyui: ComfyUI) -> None:
     full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
     save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
     save_of_unet(models / "controlnet" / "sd15.safetensors")
-    save_of_unet(models / "controlnet" / "sdxl.safetensors", SDXL)
 
 
+@thorough  # in the quick run two LoRAs have data 2, a checkpoint has SDXL under cfg 2, and test_nodes one worker
 @pytest.mark.parametrize(
     ("name", "split"),
-    [  # in the quick run two LoRAs have SDXL under cfg 2, heun with a ControlNet data 2, and test_nodes one worker
-        pytest.param(name, SPLITS[split], id=f"{name}-{split}", marks=[thorough] * ((name, split) != QUICK))
-        for name in ("sd15", "sdxl")
-        for split in SPLITS
-    ],
+    [pytest.param(name, SPLITS[split], id=f"{name}-{split}") for name in ("sd15", "sdxl") for split in SPLITS],
 )
 def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = batched(graph_of(name, steps=2), 3)
@@ -86,15 +88,40 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("sdxl", "cfg 2"),
-        *(pytest.param(*case, marks=thorough) for case in (("sd15", "data 2, cfg 2"), ("sd15", "cfg 2"))),
-        pytest.param("sdxl", "data 2, cfg 2", marks=thorough),
+        QUICK,
+        *(pytest.param(*case, marks=thorough) for case in product(LAYERS, ("cfg 2", "data 2, cfg 2"))),
     ],
 )
 def test_two_loras_give_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
-    plain = batched(graph_of(name, steps=2), 2)
+    plain = batched(graph_of(name, steps=2), 3, SMALL)
     graph = with_lora(with_lora(plain, name, 0.8), f"{name}-other", -0.5)
     assert_matters_and_stock(latent_of, plain, graph, **SPLITS[split])
+
+
+COSTS = re.compile(
+    r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process \(\d+\.\d+ s a step\)\. Sending its output to the workers "
+    r"\((\d.*B) a step\) took \d+\.\d+ s a step$",
+    re.MULTILINE,
+)
+
+
+def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The texts have two lengths, so ComfyUI goes through each call of heun twice. The latent equals the stock loader's.
+
+    The log has the ControlNet's cost, without the seconds that the second worker saves, which are not predicted on the CPU.
+    """
+    plain = batched(graph_of("sd15", steps=2, sampler_name="heun"), 2, SMALL)
+    graph = plain | CONTROL | {"counted": node("PackCountedControl", control_net=["net", 0])}
+    graph = controlled(graph, strength=0.7, net="counted")
+    ours = spread(graph, strict=False, **SPLITS["cfg 2"])
+    runs, logs = zip(*(queue_logged(comfyui, each) for each in (graph, ours)), strict=True)
+    stock, found = (saved_latent(comfyui, run.check()) for run in runs)
+    assert relative_error(found, stock) <= TOLERANCE
+    assert relative_error(latent_of(plain), stock) > DIFFERENT
+    counts = [log.count("the network of a ControlNet runs") for log in logs]
+    assert counts == [6, 6]
+    assert COSTS.findall(logs[1]) == [("6", CONTROL_BYTES)]
+    assert not any("Sending the ControlNet's output" in text.text for text in runs[1].texts)
 
 
 CONVOLUTION = "diffusion_model.input_blocks.1.0.in_layers.2"
@@ -146,27 +173,21 @@ def test_an_area_and_a_mask_give_the_stock_result(split: str, latent_of: LatentO
     assert_stock(latent_of, graph, strict=False, **SPLITS[split])
 
 
-CONTROLLED = ("data 2", "heun")
-"""The case of the quick run, which has cfg 2 in the test that counts the ControlNet's runs."""
-
-
-@pytest.mark.parametrize(
-    ("split", "sampler"),
-    [
-        pytest.param(split, sampler, id=f"{name}-{sampler}", marks=[thorough] * ((name, sampler) != CONTROLLED))
-        for name, split in SPLITS.items()
-        for sampler in ("euler", "heun")
-    ],
-)
+@thorough  # in the quick run the test that counts a ControlNet's runs, with heun and a batch under cfg 2
+@pytest.mark.parametrize("sampler", ["euler", "heun"])
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_a_controlnet_gives_the_stock_result(split: dict[str, Any], sampler: str, latent_of: LatentOf) -> None:
     plain = batched(graph_of("sd15", steps=2, sampler_name=sampler), 2)
     graph = controlled(plain | CONTROL, strength=0.7, end=0.8)
     assert_matters_and_stock(latent_of, plain, graph, strict=False, **split)
 
 
-@thorough  # in the quick run two LoRAs on SDXL, and a ControlNet on Stable Diffusion 1.5
+@thorough  # in the quick run two LoRAs and a ControlNet on Stable Diffusion 1.5, and a checkpoint of SDXL
 @pytest.mark.parametrize("split", ["cfg 2", "data 2, cfg 2"])
-def test_sdxl_with_two_loras_and_a_controlnet_gives_the_stock_result(split: str, latent_of: LatentOf) -> None:
+def test_sdxl_with_two_loras_and_a_controlnet_gives_the_stock_result(
+    split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    save_of_unet(comfyui.base_dir / "models" / "controlnet" / "sdxl.safetensors", SDXL)
     plain = batched(graph_of("sdxl", steps=2), 2)
     plain = with_lora(with_lora(plain, "sdxl", 0.8), "sdxl-other", -0.5)
     net = {"net": node("ControlNetLoader", control_net_name="sdxl.safetensors")}
@@ -194,32 +215,6 @@ def test_a_controlnet_gives_the_stock_result_when_memory_changes_within_a_step(k
     assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
 
 
-COSTS = re.compile(
-    r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process \(\d+\.\d+ s a step\)\. Sending its output to the workers "
-    r"\((\d.*B) a step\) took \d+\.\d+ s a step$",
-    re.MULTILINE,
-)
-
-
-def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI) -> None:
-    """The texts have two lengths, so ComfyUI goes through each step twice. The latent equals the stock loader's.
-
-    The log has the ControlNet's cost, without the seconds that the second worker saves, which are not predicted on the CPU.
-    """
-    graph = batched(graph_of("sd15", steps=2), 1) | CONTROL
-    graph["counted"] = node("PackCountedControl", control_net=["net", 0])
-    graph = controlled(graph, strength=0.7, net="counted")
-    runs, logs = zip(
-        *(queue_logged(comfyui, each) for each in (graph, spread(graph, "cpu:2", strict=False, cfg=2))), strict=True
-    )
-    stock, found = (saved_latent(comfyui, run.check()) for run in runs)
-    assert relative_error(found, stock) <= TOLERANCE
-    counts = [log.count("the network of a ControlNet runs") for log in logs]
-    assert counts == [4, 4]
-    assert COSTS.findall(logs[1]) == [("4", CONTROL_BYTES)]
-    assert not any("Sending the ControlNet's output" in text.text for text in runs[1].texts)
-
-
 def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
     """GLIGEN's network attends within the model's blocks."""
     graph = with_tensors(comfyui, graph_of("sd15"), "whole-gligen", {"gligen": torch.ones(1)})
@@ -230,7 +225,7 @@ def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
 
 def test_a_checkpoint_keeps_its_prediction_type_and_its_vae(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The checkpoint has a mark of v-prediction, which Load Diffusion Model does not read, and a VAE."""
-    plain = batched(graph_of("sdxl", steps=2), 1)
+    plain = batched(graph_of("sdxl", steps=2), 1, SMALL)
     graph = plain | {
         "model": node("CheckpointLoaderSimple", ckpt_name="sdxl-v.safetensors"),
         "pixels": node("VAEDecode", samples=["sampler", 0], vae=["model", 2]),
