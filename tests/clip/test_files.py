@@ -23,6 +23,7 @@ from parallel_backend.weights.stores.replicated import ALONE
 from parallel_backend.worker.requests.text_encoding import TextEncoderPart
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
 from tests.support.sparse_files import write_sparse
 from tests.support.tiny.text_encoders import save_text_encoder
 
@@ -72,16 +73,23 @@ def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in renamed.items()}
 
 
-@pytest.mark.parametrize("change", [dict, projected, fused])
+@pytest.fixture(scope="module")
+def clip_l(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "clip-l.safetensors"
+    save_text_encoder(path, "clip-l")
+    return path
+
+
+# features/test_text_encoders has the conditioning of an unchanged file bit by bit, and the next test the bytes read of it
+@pytest.mark.parametrize("change", [pytest.param(dict, marks=thorough), projected, fused])
 def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    tmp_path: Path, clip_l: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> None:
     comfy_on_path()
     import comfy.sd
 
     path = tmp_path / "clip-l.safetensors"
-    save_text_encoder(path, "clip-l")
-    tensors = change(load_file(path))
+    tensors = change(load_file(clip_l))
     save_file(tensors, path)
     module, nbytes = read(path, "stable_diffusion")
     theirs = comfy.sd.load_clip([str(path)]).cond_stage_model.state_dict()
@@ -96,14 +104,12 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed
 
 
-def test_three_ranks_share_the_reading_and_hold_their_blocks_and_the_shared_tensors(tmp_path: Path) -> None:
+def test_three_ranks_share_the_reading_and_hold_their_blocks_and_the_shared_tensors(clip_l: Path) -> None:
     comfy_on_path()
-    path = tmp_path / "clip-l.safetensors"
-    save_text_encoder(path, "clip-l")
-    sizes = {name: tensor.nbytes for name, tensor in load_file(path).items()}
+    sizes = {name: tensor.nbytes for name, tensor in load_file(clip_l).items()}
     whole = sum(sizes.values())
     blocks = sum(nbytes for name, nbytes in sizes.items() if ".layers." in name)
-    found = run_ranks(3, functools.partial(counted, path, "stable_diffusion", 3))
+    found = run_ranks(3, functools.partial(counted, clip_l, "stable_diffusion", 3))
     assert sum(read for read, *_ in found) == whole
     share = whole - blocks + blocks // 3
     assert all(share <= held < share + 16 for _, held, *_ in found), "4 bytes are of a number that no file has"

@@ -234,7 +234,7 @@ def run() -> Iterator[Runner]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Return tiny models of 3 blocks by their number of heads."""
     folder = tmp_path_factory.mktemp("models")
-    return {heads: save_flux(folder / f"{heads}.safetensors", heads=heads, seed=heads) for heads in (3, 4)}
+    return {heads: save_flux(folder / f"{heads}.safetensors", heads=heads, seed=heads) for heads in (2, 3, 4)}
 
 
 Simulated = Callable[..., Tensor]

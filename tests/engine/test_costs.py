@@ -157,7 +157,7 @@ def test_the_pipeline_does_not_drain_between_steps(
 ) -> None:
     stages = patches = 4
     steps, warmup = 5, 1
-    path = save_flux(tmp_path / "4-blocks.safetensors", heads=4, single_blocks=3)
+    path = save_flux(tmp_path / "4-blocks.safetensors", heads=2, single_blocks=3)
     monkeypatch.setenv("PARALLEL_TRACE", str(tmp_path))
     run.end_workers()  # the next ones are told to write a trace
     job = Job(path, sigmas(steps), cfg=1.0, height=64, width=64)  # large enough to outlast the system's scheduling

@@ -144,11 +144,12 @@ PLANS = [
     cpu_plan(ulysses=3),
     cpu_plan(cfg=2, pipefusion=2, ulysses=2, warmup_steps=STEPS),
     cpu_plan(cfg=2, pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
+    cpu_plan(pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
 ]
 
 
-QUICK = ("1 worker", "ulysses 3", "cfg 2 x pipefusion 2 x ring 2")
-"""Plans of the quick run. The other tests have Ulysses, sharded weights, and a product with both prompts apart."""
+QUICK = ("1 worker", "ulysses 3", "pipefusion 2 x ring 2")
+"""Plans of the quick run. The other tests have Ulysses, sharded weights, and both prompts apart in stages."""
 
 
 @pytest.mark.exactness

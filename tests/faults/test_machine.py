@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,6 @@ import torch
 
 from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend, Deadlines
-from parallel_backend.host.workers.launcher import worker_environment
 from parallel_backend.host.workers.processes import ForkServer, ForkServerStuck
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
@@ -154,8 +153,20 @@ def test_a_socket_removed_while_workers_start_is_one_error(bench):
     bench.held("the socket is removed while workers start", ERROR, seconds, BOUND)
 
 
-def test_two_backends_do_not_disturb_each_other(bench):
-    other = Runner(Backend())
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Provide a second backend. Its fork server, which takes seconds to start, can import the module `slow_import`."""
+    folder = tmp_path_factory.mktemp("slow")
+    (folder / "slow_import.py").write_text("import time\nfor _ in range(20):\n    time.sleep(0.1)")
+    made = Runner(Backend())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        made.backend._fork_server()
+    yield made
+    made.close()
+
+
+def test_two_backends_do_not_disturb_each_other(bench, other):
     try:
         results = []
         thread = threading.Thread(target=lambda: results.append(other(bench.job, PLANS[2])))
@@ -166,55 +177,29 @@ def test_two_backends_do_not_disturb_each_other(bench):
         bench.assert_dies(Case(2, 0, "sampling, first step", "kill"), others=2)
         assert torch.equal(other(bench.job, PLANS[2]), bench.right[2])
     finally:
-        other.close()
+        other.end_workers()
     bench.assert_right(2)
 
 
-@thorough  # the test imports torch again
-def test_a_killed_fork_server_is_replaced_in_the_next_run(bench):
-    bench.assert_right(2)
-    (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
-    workers = bench.workers()
-    server.kill()
-    started = time.monotonic()
-    psutil.wait_procs(workers, timeout=5)
-    assert not any(worker.is_running() for worker in workers)
-    bench.assert_right(2)
-    bench.held("the fork server is killed", RESULT, time.monotonic() - started, IMPORT_BOUND)
-
-
-@thorough  # the test imports torch again
-def test_a_stopped_fork_server_is_replaced_within_the_same_run(bench, monkeypatch):
-    """Another fork server replaces the stopped one within the same prompt."""
-    bench.run.end_workers()
-    (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
-    monkeypatch.setattr(bench.backend, "deadlines", Deadlines(silence=6))
-    server.suspend()
-    started = time.monotonic()
-    bench.assert_right(2)
-    assert not server.is_running()
-    bench.held("the fork server is stopped (patience 6 s)", RESULT, time.monotonic() - started, 6 + IMPORT_BOUND)
-
-
-def test_a_fork_server_that_is_stuck_is_detected(tmp_path):
+def test_a_fork_server_that_is_stuck_is_detected(tmp_path, other):
     """A server that imports modules, also from a slow disk, is active; so is a server without a request."""
-    (tmp_path / "slow_import.py").write_text("import time\nfor _ in range(20):\n    time.sleep(0.1)")
-    server = ForkServer(worker_environment() | {"PYTHONPATH": f"{REPO}:{tmp_path}"})
+    server = other.backend._fork_server()
     death_read, death_write = os.pipe()
     try:
         with pytest.raises(OSError):
-            server.start(0, tmp_path, {}, [{}], [], death_pipe=-1)
+            server.start(1000, tmp_path, {}, [{}], [], death_pipe=-1)
         assert not server.waited_for(), "it was not asked"
         server.check_forking(0)
-        (first,) = server.start(1, tmp_path, {}, [{}], ["slow_import"], death_read)
+        (first,) = server.start(1001, tmp_path, {}, [{}], ["slow_import"], death_read)
         check_until(server, lambda: first.poll() is not None or first.pid is not None, patience=1.5, within=60)
         psutil.Process(server._server.pid).suspend()
-        (second,) = server.start(2, tmp_path, {}, [{}], [], death_read)
+        (second,) = server.start(1002, tmp_path, {}, [{}], [], death_read)
         with pytest.raises(ForkServerStuck, match=r"^The process that starts the workers was stuck for 1 s"):
             check_until(server, lambda: second.poll() is not None, patience=1, within=20)
         assert server.waited_for()
     finally:
         server.close(0)
+        other.backend._server = None
         os.close(death_read)
         os.close(death_write)
     assert second.poll() is not None
@@ -228,6 +213,36 @@ def check_until(server: ForkServer, done: Callable[[], bool], patience: float, w
         assert time.monotonic() < until
         server.check_forking(patience)
         time.sleep(0.05)
+
+
+def fork_server(bench) -> psutil.Process:
+    return psutil.Process(bench.backend._server._server.pid)
+
+
+@thorough  # the test imports torch again
+def test_a_killed_fork_server_is_replaced_in_the_next_run(bench):
+    bench.assert_right(2)
+    server = fork_server(bench)
+    workers = bench.workers()
+    server.kill()
+    started = time.monotonic()
+    psutil.wait_procs(workers, timeout=5)
+    assert not any(worker.is_running() for worker in workers)
+    bench.assert_right(2)
+    bench.held("the fork server is killed", RESULT, time.monotonic() - started, IMPORT_BOUND)
+
+
+@thorough  # the test imports torch again
+def test_a_stopped_fork_server_is_replaced_within_the_same_run(bench, monkeypatch):
+    """Another fork server replaces the stopped one within the same prompt."""
+    bench.run.end_workers()
+    server = fork_server(bench)
+    monkeypatch.setattr(bench.backend, "deadlines", Deadlines(silence=6))
+    server.suspend()
+    started = time.monotonic()
+    bench.assert_right(2)
+    assert not server.is_running()
+    bench.held("the fork server is stopped (patience 6 s)", RESULT, time.monotonic() - started, 6 + IMPORT_BOUND)
 
 
 def test_workers_start_in_an_odd_environment(bench, tmp_path, monkeypatch):

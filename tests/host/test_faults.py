@@ -18,7 +18,7 @@ from tests.support.graphs.flux import Graph
 from tests.support.reliability import Ledger
 from tests.support.selection import thorough
 
-STEP = 5
+STEP = 3
 """Step of a long run at which a test disturbs it."""
 
 LEAVE_SECONDS = 5

@@ -12,10 +12,16 @@ from parallel_backend.vae.frames import SHAPE
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.vae import random_weights
 
-SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1, "tile_size": 64, "tile_overlap_min": 16}
+SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1} | {
+    "clip_length": 5,
+    "token_drop": 1,
+    "tile_size": 48,
+    "tile_overlap_min": 16,
+}
+"""Settings, with tiles of 3 x 3 values of the latent and two frames of it, which share one with the next ones."""
 
 
-CLIPS = {"clip": ((1, 24, 9, 7, 5), 30), "picture": ((1, 24, 1, 4, 9), 1)}
+CLIPS = {"clip": ((1, 24, 5, 5, 4), 11), "picture": ((1, 24, 1, 3, 7), 1)}
 """Shapes of the latents of a video in eight tiles and of a picture in three, and their frames."""
 
 
