@@ -17,7 +17,7 @@ from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 from tests.support.tiny.flux import HEAD_DIM, save_flux
 
-STEPS, BLOCKS, HEADS, ELEMENT = 4, 3, 4, 4
+STEPS, BLOCKS, HEADS, ELEMENT = 3, 3, 4, 4
 HIDDEN = HEADS * HEAD_DIM
 TEXT, ROWS = 16, 8
 IMAGE = ROWS * ROWS

@@ -37,7 +37,7 @@ from tests.support.tiny.pixart import pixart
 comfy_on_path()
 
 SHAPE = {"heads": 1, "single_blocks": 1}
-QUICK_CASES, ALL_CASES = 525, 2100
+QUICK_CASES, ALL_CASES = 840, 2100
 STORED = {storage.name: storage.nbytes for storage in PLAIN.values()}
 """Bytes of a value, by its dtype's name in safetensors."""
 
