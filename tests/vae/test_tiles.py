@@ -24,7 +24,6 @@ from tests.support.selection import thorough
 from tests.support.tiny.vae import decoded, encoded
 from tests.vae.tiles import CLIPS, autoencoder, inputs, made
 
-
 QUICK = ((1, True), (2, False), (2, True))
 
 

@@ -21,7 +21,7 @@ SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1} | {
 """Settings, with tiles of 3 x 3 values of the latent and two frames of it, which share one with the next ones."""
 
 
-CLIPS = {"clip": ((1, 24, 5, 5, 4), 11), "picture": ((1, 24, 1, 3, 7), 1)}
+CLIPS = {"clip": ((1, 24, 5, 5, 4), 11), "picture": ((1, 24, 1, 7, 3), 1)}
 """Shapes of the latents of a video in eight tiles and of a picture in three, and their frames."""
 
 
