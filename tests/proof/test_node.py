@@ -100,8 +100,13 @@ def test_a_class_is_proved_once_reported_once_and_kept(
 ) -> None:
     """An input that no small call has is named, and not kept. The child for the graph's own calls is real."""
     mine, held = proofs.Proofs(FOLDER, tmp_path), Held()
+
+    def stand_in(folder: str, questions: Any, seconds: float) -> Held:
+        started.append([*questions])
+        return held
+
     with monkeypatch.context() as patch:
-        patch.setattr(proofs, "Prover", lambda folder, questions, seconds: started.append([*questions]) or held)
+        patch.setattr(proofs, "Prover", stand_in)
         began = time.monotonic()
         mine.begin(*loaded)
         assert time.monotonic() - began < 2, "loading waits for nothing"
