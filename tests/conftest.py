@@ -39,7 +39,9 @@ UNCHANGED = "of the page, which has not changed since they passed"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
-    parser.addoption("--page-if-changed", action="store_true", help="no browser if the page has not changed (tests/README.md)")
+    parser.addoption(
+        "--page-if-changed", action="store_true", help="no browser if the page has not changed (tests/README.md)"
+    )
     parser.addoption(
         "--record", metavar="RUN", help="write the result of the run of this name into the table of tested versions"
     )

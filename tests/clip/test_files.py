@@ -80,7 +80,7 @@ def clip_l(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# features/test_text_encoders has the conditioning of an unchanged file bit by bit, and the next test the bytes read of it
+# features/test_text_encoders has the texts of an unchanged file bit by bit, and the next test the bytes read of it
 @pytest.mark.parametrize("change", [pytest.param(dict, marks=thorough), projected, fused])
 def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     tmp_path: Path, clip_l: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]

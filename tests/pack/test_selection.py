@@ -29,7 +29,9 @@ def test_the_quick_run_has_the_same_cases_of_product_and_pairwise() -> None:
     assert quick[0] == quick[1] == {"a-one-1", "b-two-2", "c-one-1"}
 
 
-@pytest.mark.parametrize("file", ["web/swap/found.js", "nodes/routes/panel.py", "tests/page/test_swap.py", "docs/any.md"])
+@pytest.mark.parametrize(
+    "file", ["web/swap/found.js", "nodes/routes/panel.py", "tests/page/test_swap.py", "docs/any.md"]
+)
 def test_the_page_is_unchanged_until_a_file_that_it_depends_on_changes(tmp_path: Path, file: str) -> None:
     (tmp_path / unchanged.PASSED).parent.mkdir(parents=True)
     changed = tmp_path / file

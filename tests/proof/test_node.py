@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from parallel_backend.errors import Refused
-from parallel_backend.host.proofs import Watched
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.content.known import TrialVerdict, verdict_cache
 from parallel_backend.models.comfyui.content.model_code import sources_of
@@ -82,40 +80,19 @@ def test_no_proof_runs_for_a_tested_comfyui(loaded: Any, started: list[list[Proo
     assert started == [] and verdict_cache(tmp_path).all() == ()
 
 
-class Held:
-    """A stand-in for the child that proves a plain call. It answers that the results are equal, once `free` is set."""
-
-    def __init__(self) -> None:
-        self.asked, self.free = threading.Event(), threading.Event()
-
-    def answers(self) -> Iterator[Watched]:
-        self.asked.set()
-        assert self.free.wait(60)
-        yield Watched(ProofReply({"ulysses 2": 0.0}, 1.0), 0)
-
-
 @pytest.mark.usefixtures("unknown", "not_cancelled")
 def test_a_class_is_proved_once_reported_once_and_kept(
-    loaded: Any, started: list[list[ProofRequest]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: Any, started: list[list[ProofRequest]], tmp_path: Path
 ) -> None:
-    """An input that no small call has is named, and not kept. The child for the graph's own calls is real."""
-    mine, held = proofs.Proofs(FOLDER, tmp_path), Held()
-
-    def stand_in(folder: str, questions: Any, seconds: float) -> Held:
-        started.append([*questions])
-        return held
-
-    with monkeypatch.context() as patch:
-        patch.setattr(proofs, "Prover", stand_in)
-        began = time.monotonic()
-        mine.begin(*loaded)
-        assert time.monotonic() - began < 2, "loading waits for nothing"
-        assert held.asked.wait(60)
+    """An input that no small call has is named, and not kept."""
+    mine = proofs.Proofs(FOLDER, tmp_path)
+    began = time.monotonic()
+    mine.begin(*loaded)
+    assert time.monotonic() - began < 2, "loading waits for nothing"
     comfy.model_management.interrupt_current_processing(True)
     with pytest.raises(comfy.model_management.InterruptProcessingException):  # ComfyUI's Cancel; the proof continues
         mine.check(*loaded, [TEXT, UNKNOWN], said)
     TOLD.clear()
-    held.free.set()
     equal, unknown = mine.check(*loaded, [TEXT, UNKNOWN], said)
     assert equal == EQUAL
     assert "on several devices (this pack has no test call with new_input as in this graph)" in unknown

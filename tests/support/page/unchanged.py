@@ -2,7 +2,7 @@
 
     python -m tests.support.page.unchanged
 
-writes down that they have passed with the present files. scripts/test.sh does so after a quick run; commit the file with the change.
+records that they passed with the present files. scripts/test.sh does so after a quick run; commit the file with your change.
 """
 
 from __future__ import annotations
