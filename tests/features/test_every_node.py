@@ -75,8 +75,8 @@ PLAIN = ("KSampler", "SamplerCustomAdvanced")
 ONE_SIDED = ("BasicGuider", "CFGOverride", "DualModelGuider", "NAGuidance")
 """Nodes after which a picture's model calls have no second branch, so that only one GPU has work."""
 
-PARTS = 16
-"""Number of parts of the list of nodes: the quick run takes every sixteenth node by name.
+PARTS = 8
+"""Number of parts of the list of nodes: the quick run takes every eighth node by name.
 
 `test_stock_nodes_on_flux` has a node of each mechanism, and `refusals` has the nodes that are refused.
 """

@@ -119,7 +119,7 @@ def run_all(rank: ProofRank, prompts: Iterable[Case]) -> Iterator[tuple[Tensor, 
 @pytest.mark.parametrize(
     ("prompts", "batches"),
     [
-        pytest.param(6, SEVERAL, id="6 of several"),
+        pytest.param(4, SEVERAL, id="4 of several"),
         pytest.param(20, SEVERAL, marks=thorough, id="20 of several"),
         pytest.param(20, range(1, 2), marks=thorough, id="20 of one"),
     ],

@@ -15,6 +15,7 @@ from parallel_backend.plan.predict.known_machines import profile, profile_names
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from parallel_backend.plan.predict.profiles import DenoiseJob, Level, Profile
 from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
+from tests.support.selection import thorough
 from tests.support.sent_bytes import ring_bytes, ulysses_bytes
 
 
@@ -50,7 +51,10 @@ def test_transfers_share_the_bandwidth_of_the_levels_that_they_cross() -> None:
     assert transfer_seconds([(0, 0, 20.0), (1, 2, 0.0)], levels) == 0.0
 
 
-@pytest.mark.parametrize("name", profile_names())
+# cards differ in numbers alone, so the quick run has every fourth
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[thorough] * (place % 4 > 0)) for place, name in enumerate(profile_names())]
+)
 def test_a_better_machine_or_a_smaller_job_is_never_slower(name: str) -> None:
     machine = profile(name)
     device = machine.device
