@@ -35,7 +35,7 @@ from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import StagePart
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.nodes_module import nodes_module
+from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.rank_parts import CPU, LORA, everyone, keep, neighbours, patching, watch
 from tests.support.ranks import run_ranks
 from tests.support.selection import product
@@ -63,7 +63,7 @@ STRENGTHS = (0.7, 1.0, -0.3)
 class Case:
     """A file, and the dtype in which ComfyUI is told to hold it."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, file: torch.dtype, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, file: torch.dtype, dtype: torch.dtype) -> None:
         self.path, self.dtype = folder / "tiny.safetensors", dtype
         save_file(flux_tensors(heads=2, seed=4, dtype=file), self.path)
         self.family = FAMILIES["comfyui"]
@@ -71,8 +71,8 @@ class Case:
         names = self.family.comfyui_keys(config)
         starts = packed_starts(part, self.family.keys(config), self.dtype, names)
         assert bool(starts) == (dtype not in FP8.values()), "where adapters are applied at each expansion"
-        self.reader = nodes_module("model.features.lora", patch).AdapterReader(tensor_sizes(names), starts)
-        self.patched_keys = nodes_module("model.features.adapter_requests", patch).patched_keys
+        self.reader = nodes_module("model.features.lora", ForGood()).AdapterReader(tensor_sizes(names), starts)
+        self.patched_keys = nodes_module("model.features.adapter_requests", ForGood()).patched_keys
 
     def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
         """Return the adapters as ComfyUI records them, and its weights with the adapters applied."""
@@ -144,9 +144,10 @@ def add_in(dtype: torch.dtype, patch: pytest.MonkeyPatch) -> None:
     assert merging_dtype(False, CPU) == dtype
 
 
-@pytest.fixture
-def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return lambda file, dtype: Case(tmp_path, monkeypatch, file, dtype)
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return a function that makes each case once."""
+    return functools.cache(lambda file, dtype: Case(tmp_path_factory.mktemp("fp8"), file, dtype))
 
 
 @product(place=PLACES, file=FILES, dtype=FP8)
@@ -280,12 +281,12 @@ def test_small_layers_are_those_of_comfyuis_list(tmp_path: Path, name: str, dtyp
     assert 0 < len(found) < len(list(module.parameters()))
 
 
-def test_a_worker_keeps_small_layers_as_the_file_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_small_layers_as_the_file_has_them(case: Make) -> None:
     """Compare both ways of loading: plain loading rounds every weight to fp8, dynamic loading only weights of large layers."""
-    case = Case(tmp_path, monkeypatch, torch.bfloat16, E4M3FN)
-    tensors, small = by_comfyui(case.path)
+    tiny = case(torch.bfloat16, E4M3FN)
+    tensors, small = by_comfyui(tiny.path)
     for dynamic in (False, True):
-        part = case.part(dynamic=dynamic)
+        part = tiny.part(dynamic=dynamic)
         for name, parameter in part.module.named_parameters():
             rounded = tensors[name] if dynamic and name in small else tensors[name].to(E4M3FN)
             found = part.store.full(name)
