@@ -30,7 +30,14 @@ def test_the_quick_run_has_the_same_cases_of_product_and_pairwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["web/swap/found.js", "nodes/routes/panel.py", "tests/page/test_swap.py", "docs/any.md"]
+    "file",
+    [
+        "web/swap/found.js",
+        "nodes/routes/panel.py",
+        "parallel_backend/plan/resolve.py",
+        "tests/page/test_swap.py",
+        "docs/any.md",
+    ],
 )
 def test_the_page_is_unchanged_until_a_file_that_it_depends_on_changes(tmp_path: Path, file: str) -> None:
     (tmp_path / unchanged.PASSED).parent.mkdir(parents=True)

@@ -15,8 +15,16 @@ import pytest
 
 from scripts.comfyui import REPO
 
-WATCHED = ("web", "locales", "workflows", "nodes", "parallel_backend/host", "tests/page", "tests/support/page")
-"""Folders of what the page shows, of what answers it, and of its tests."""
+WATCHED = (
+    "web",
+    "locales",
+    "workflows",
+    "nodes",
+    *(f"parallel_backend/{folder}" for folder in ("bench", "doctor", "host", "plan")),
+    "tests/page",
+    "tests/support/page",
+)
+"""Folders of what the page shows, of what answers it or writes its sentences, and of its tests."""
 
 FRONT_END = ("comfyui-frontend-package", "comfyui-workflow-templates")
 """ComfyUI's own packages of its page."""
