@@ -43,19 +43,10 @@ def run(mutant: Mutant, folder: Path) -> Verdict:
     """
     begin = time.monotonic()
     mutant.plant(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        f"--timeout={SECONDS}",
-        *mutant.tests,
-    ]
+    options = ["-qx", "-p", "no:cacheprovider", f"--timeout={SECONDS}"]
     variables = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     try:
+        command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
         done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     finally:
         mutant.remove(folder)
