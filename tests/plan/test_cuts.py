@@ -99,12 +99,10 @@ def test_a_flux_is_cut_by_the_time_of_its_two_kinds_of_blocks(seconds, expected)
 
 
 def test_a_slow_card_gets_fewer_blocks() -> None:
+    """A stage has ranks in every cfg branch."""
     plan = cpu_plan(pipefusion=2, ulysses=2, blocks=30)
     fast, slow = (1.0,), (2.0,)
     assert [plan.stage_ranks(stage) for stage in range(2)] == [[0, 1], [2, 3]]
+    in_branches = cpu_plan(cfg=2, pipefusion=2, ring=2)
+    assert [in_branches.stage_ranks(stage) for stage in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert cut_by_time(plan, BlockTimes((fast, slow, fast, fast), (30,)), roomy) == (10, 20)
-
-
-def test_a_stage_has_ranks_in_every_cfg_branch() -> None:
-    plan = cpu_plan(cfg=2, pipefusion=2, ring=2)
-    assert [plan.stage_ranks(stage) for stage in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -17,10 +17,6 @@ from parallel_backend.plan.resolve import is_automatic
 ZEROS = ParallelPlan(pipefusion=0, warmup_steps=0)
 
 
-def test_zero_everywhere_is_the_default_plan() -> None:
-    assert with_preset(AUTOMATIC, ZEROS) == ParallelPlan()
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_compiles_and_exchanges_in_fp8_only_if_the_user_says_so(preset: str) -> None:
     for mine, exchange, compiler in (
@@ -33,6 +29,7 @@ def test_every_preset_compiles_and_exchanges_in_fp8_only_if_the_user_says_so(pre
 
 
 def test_presets_choose_automatic_values() -> None:
+    assert with_preset(AUTOMATIC, ZEROS) == ParallelPlan()
     assert with_preset(SMALLEST, ZEROS) == ParallelPlan(weights="streamed")
     assert with_preset(SLOW_LINKS, ZEROS) == ParallelPlan(pipefusion=0)
 
@@ -69,15 +66,10 @@ def test_ranges_of_gpus_are_understood(text: str, devices: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("text", ["1-", "-1", "2-1", "0-1-2", "0-x", "-"])
-def test_a_malformed_range_is_refused(text: str) -> None:
+def test_a_malformed_range_and_one_beyond_the_machine_are_refused(text: str) -> None:
     with pytest.raises(Refused, match="is not understood"):
         named_devices(text, 4)
-
-
-def test_a_range_beyond_the_machine_is_refused() -> None:
-    with pytest.raises(
-        Refused, match=r"devices '2-5' asks for GPU 4, 5, but GPUs 0 to 3 are visible: set devices to 0,1,2,3"
-    ):
+    with pytest.raises(Refused, match=r"'2-5' asks for GPU 4, 5, but GPUs 0 to 3 are visible: set devices to 0,1,2,3"):
         named_devices("2-5", 4)
     with pytest.raises(Refused, match="asks for GPU"):
         named_devices("0-999999999999", 4)
@@ -85,7 +77,6 @@ def test_a_range_beyond_the_machine_is_refused() -> None:
 
 RTX_4090 = Gpu("NVIDIA GeForce RTX 4090", 25_300_000_000, None, (8, 9), 128, False)
 RTX_3090 = Gpu("NVIDIA GeForce RTX 3090", 25_300_000_000, None, (8, 6), 82, False)
-RTX_3080 = Gpu("NVIDIA GeForce RTX 3080", 10_500_000_000, None, (8, 6), 68, False)
 RTX_A4500 = Gpu("NVIDIA RTX A4500", 21_100_000_000, None, (8, 6), 56, False)
 TITAN_RTX = Gpu("NVIDIA TITAN RTX", 25_200_000_000, None, (7, 5), 72, False)
 GT_1030 = Gpu("NVIDIA GeForce GT 1030", 2_100_000_000, None, (6, 1), 3, False)
@@ -104,13 +95,10 @@ def shown(gpu: Gpu) -> Gpu:
         ([RTX_4090] * 4, (0, 1, 2, 3)),
         ([shown(RTX_4090), RTX_4090], (0, 1)),  # a desktop costs less than half of the speed
         ([GT_1030, RTX_4090, RTX_4090], (1, 2)),
-        ([RTX_4090, RTX_3090], (0, 1)),
         ([RTX_4090, TITAN_RTX], (0,)),  # 72 multiprocessors of an older generation against 128
         ([RTX_4090, RTX_4090, RTX_3090], (0, 1, 2)),  # the slower card gets fewer tokens
         ([A100, A100, Gpu("NVIDIA L40", 48e9, None, (8, 9), 142, True)], (0, 1, 2)),
         ([A100, A100, A100_40], (0, 1)),  # 42 GB are less than half of 85
-        ([RTX_3090, RTX_3080], (0,)),  # 10 GB are less than half of 25
-        ([RTX_3090, RTX_3090, RTX_A4500], (0, 1, 2)),
         ([RTX_3090, RTX_3090, shown(RTX_A4500)], (0, 1, 2)),
     ],
 )

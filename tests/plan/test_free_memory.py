@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from parallel_backend.plan.predict.cost import StepCost, cost
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from parallel_backend.plan.predict.memory import connections, rows_connections
-from parallel_backend.plan.predict.profiles import DenoiseJob, ModelShape
+from parallel_backend.plan.predict.profiles import DenoiseJob, ModelShape, Profile
 from parallel_backend.plan.split import share_by_memory
 from tests.plan.jobs import FLUX, JOB, TOTAL, question
 from tests.support import plans
@@ -57,12 +57,6 @@ def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_is_streamed_to_one_that_is_
         choose(Planner(), 2e9, question())
 
 
-def test_free_memory_is_asked_for_each_time():
-    planner, asked = Planner(), question()
-    held = [choose(planner, free, asked).weights for free in (TOTAL, TOTAL - TAKEN, TOTAL)]
-    assert held == ["replicated", "streamed", "replicated"]
-
-
 def test_the_same_plan_is_logged_once(caplog):
     caplog.set_level(logging.INFO)
     planner, asked = Planner(), question()
@@ -77,7 +71,10 @@ def test_the_same_plan_is_logged_once(caplog):
     assert not caplog.text
 
 
-def test_a_memory_limit_below_the_free_memory_is_obeyed():
+def test_free_memory_is_asked_for_each_time_and_a_memory_limit_is_obeyed():
+    planner, asked = Planner(), question()
+    held = [choose(planner, free, asked).weights for free in (TOTAL, TOTAL - TAKEN, TOTAL)]
+    assert held == ["replicated", "streamed", "replicated"]
     assert choose(Planner(), TOTAL, question(memory_limit=20.0)).weights == "streamed"
     with pytest.raises(Refused, match=r"each may use 2\.00 GB \(memory_limit 2\)"):
         choose(Planner(), TOTAL, question(memory_limit=2.0))
@@ -121,15 +118,11 @@ def test_blocks_are_cut_by_the_free_memory_of_each_card():
         assert (plan.stages[0] > even[0]) == (free[0] > free[1])
 
 
-def test_a_refusal_names_the_card_that_lacks_most_if_no_cut_fits():
+def test_a_refusal_names_the_card_that_lacks_most_and_suggests_a_plan_cut_by_free_memory():
     with pytest.raises(Refused, match=r"pipefusion 2, needs 1\d\.\d\d GB on cuda:1 .* cuda:1 has 8\.00 GB free"):
         choose(Planner(), (12e9, 8e9), question(pipefusion=2))
-
-
-def test_a_refusal_suggests_a_plan_cut_by_free_memory():
-    with pytest.raises(
-        Refused, match=r"needs 1\d\.\d\d GB on cuda:0 .* cuda:0 has 10\.00 GB free: use pipefusion 2, which"
-    ):
+    suggested = r"needs 1\d\.\d\d GB on cuda:0 .* cuda:0 has 10\.00 GB free: use pipefusion 2, which"
+    with pytest.raises(Refused, match=suggested):
         choose(Planner(), (10e9, 24e9), question(weights="sharded"))
 
 
@@ -151,33 +144,26 @@ def test_a_card_that_lacks_memory_gets_fewer_tokens():
 
 
 def test_compiled_blocks_are_predicted_to_be_faster():
-    by = {
-        compiler: cost(
-            gpu_plan(ulysses=2), FLUX, JOB, measured_profile(CARD, (TOTAL,) * 2, gpus=True, compiler=compiler)
-        )
-        for compiler in ("", "inductor", "cudagraphs")
-    }
-    assert by["inductor"].device < by[""].device
-    assert by["inductor"].ulysses == by[""].ulysses
-    assert by["cudagraphs"] == by[""]
-    seconds = [
-        Planner()
-        .choose(
-            dataclasses.replace(question(), compiler=compiler), lambda plan: (TOTAL,) * 2, lambda plan: CARD, blocks
-        )
-        .choice.single.seconds
-        for compiler in ("", "inductor")
-    ]
-    assert seconds[1] < 0.95 * seconds[0]
+    def no_stages(plan: ResolvedPlan) -> BlockTimes:
+        raise AssertionError(plan)
 
+    def machine(compiler: str) -> Profile:
+        return measured_profile(CARD, (TOTAL,) * 2, gpus=True, compiler=compiler)
 
-def blocks(plan: ResolvedPlan) -> BlockTimes:
-    raise AssertionError("no stages here")
+    eager, inductor, cudagraphs = (
+        cost(gpu_plan(ulysses=2), FLUX, JOB, machine(compiler)) for compiler in ("", "inductor", "cudagraphs")
+    )
+    assert inductor.device < eager.device and inductor.ulysses == eager.ulysses and cudagraphs == eager
+    slow, fast = (
+        Planner().choose(replace(question(), compiler=name), lambda _: (TOTAL,) * 2, lambda _: CARD, no_stages).choice
+        for name in ("", "inductor")
+    )
+    assert fast.single.seconds < 0.95 * slow.single.seconds
 
 
 def test_expanding_weights_costs_their_bytes_in_every_pass_and_patch():
     plan, patched = gpu_plan(ulysses=2), gpu_plan(ulysses=2, patches=4)
-    expanded = dataclasses.replace(JOB, weight_element=1, expansion=3)
+    expanded = replace(JOB, weight_element=1, expansion=3)
     each = 3 * FLUX.weights(0, 57) / CARD.bandwidth
     for way, passes in ((plan, 1), (patched, 4 * (1 - 1 / JOB.steps))):
         whole, more = (on(way, (TOTAL, TOTAL), job=job).device for job in (JOB, expanded))
@@ -187,9 +173,7 @@ def test_expanding_weights_costs_their_bytes_in_every_pass_and_patch():
 def test_a_model_that_couples_rows_takes_one_of_the_automatic_devices():
     """A plan for named devices is refused, because the devices are the user's choice."""
     shape = unsharded_shape("Whole", 10**9, 4)
-    whole = dataclasses.replace(
-        question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, has_uncond=True)
-    )
+    whole = replace(question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, has_uncond=True))
     measured: list[int] = []
 
     def times(plan: ResolvedPlan) -> BlockTimes:
@@ -209,4 +193,4 @@ def test_a_model_that_couples_rows_takes_one_of_the_automatic_devices():
     assert measured == [2, 1]
     assert planner.couples_rows(whole.spec)
     with pytest.raises(Refused, match="its rows meet"):
-        chosen(Planner(), dataclasses.replace(whole, requested_plan=ParallelPlan(devices="0,1")))
+        chosen(Planner(), replace(whole, requested_plan=ParallelPlan(devices="0,1")))

@@ -22,7 +22,6 @@ FOUR_HEADS = ModelLimits(heads=4, head_dim=128, blocks=3)
 ONE_SIDED = Workload(batch=1, has_uncond=False, token_rows=64)
 TWO_SIDED = Workload(batch=1, has_uncond=True, token_rows=64)
 HIDDEN = "(--cuda-device or CUDA_VISIBLE_DEVICES may hide others)."
-NOT_UNDERSTOOD = 'is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
 
 
 def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload = ONE_SIDED) -> ResolvedPlan:
@@ -36,31 +35,29 @@ def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **requested_plan: Any) 
 
 
 @pytest.mark.parametrize(
-    ("requested_plan", "gpus", "limits", "devices", "ring", "ulysses"),
+    ("requested_plan", "gpus", "limits", "devices", "ring", "ulysses", "transport"),
     [
-        pytest.param({}, 8, FLUX, 8, 1, 8, id="automatic takes every GPU, and Ulysses alone where the heads allow it"),
-        pytest.param({}, 8, FOUR_HEADS, 8, 2, 4, id="automatic adds a ring where the heads do not"),
-        pytest.param({}, 5, FOUR_HEADS, 5, 5, 1, id="automatic takes a ring alone for a prime number of GPUs"),
-        pytest.param({}, 0, FLUX, 1, 1, 1, id="automatic takes the CPU without GPUs"),
-        pytest.param({"ulysses": 2, "ring": 2}, 8, FLUX, 4, 2, 2, id="automatic takes as many GPUs as the degrees say"),
-        pytest.param({"ulysses": 2}, 8, FLUX, 8, 4, 2, id="the degree left open takes the rest"),
-        pytest.param({"devices": "0,1,3", "ulysses": 3}, 4, FOUR_HEADS, 3, 1, 3, id="heads need not divide"),
-        pytest.param({"devices": " CUDA:1 , 0,"}, 2, FLUX, 2, 1, 2, id="indices may be written as torch does"),
-        pytest.param({"devices": "0,0"}, 1, FLUX, 2, 1, 2, id="two workers may share a GPU"),
-        pytest.param({"devices": "CPU:3", "ring": 3}, 0, FLUX, 3, 3, 1, id="workers on the CPU"),
+        pytest.param(
+            {}, 8, FLUX, 8, 1, 8, "nccl", id="automatic takes every GPU, and Ulysses alone where the heads allow it"
+        ),
+        pytest.param({}, 8, FOUR_HEADS, 8, 2, 4, "nccl", id="automatic adds a ring where the heads do not"),
+        pytest.param({}, 5, FOUR_HEADS, 5, 5, 1, "nccl", id="automatic takes a ring alone for a prime number of GPUs"),
+        pytest.param({}, 1, FLUX, 1, 1, 1, "nccl", id="automatic takes a single GPU"),
+        pytest.param({}, 0, FLUX, 1, 1, 1, "gloo", id="automatic takes the CPU without GPUs"),
+        pytest.param(
+            {"ulysses": 2, "ring": 2}, 8, FLUX, 4, 2, 2, "nccl", id="automatic takes as many GPUs as the degrees say"
+        ),
+        pytest.param({"ulysses": 2}, 8, FLUX, 8, 4, 2, "nccl", id="the degree left open takes the rest"),
+        pytest.param({"devices": "0,1,3", "ulysses": 3}, 4, FOUR_HEADS, 3, 1, 3, "nccl", id="heads need not divide"),
+        pytest.param({"devices": " CUDA:1 , 0,"}, 2, FLUX, 2, 1, 2, "nccl", id="indices may be written as torch does"),
+        pytest.param({"devices": "0,1,0"}, 2, FLUX, 3, 1, 3, "gloo", id="two workers may share a GPU"),
+        pytest.param({"devices": "CPU:3", "ring": 3}, 0, FLUX, 3, 3, 1, "gloo", id="workers on the CPU"),
     ],
 )
-def test_a_plan_that_can_work_resolves(requested_plan, gpus, limits, devices, ring, ulysses):
+def test_a_plan_that_can_work_resolves(requested_plan, gpus, limits, devices, ring, ulysses, transport):
+    """Ranks that share a GPU, or have none, use gloo."""
     plan = resolve(ParallelPlan(**requested_plan), gpus, limits)
-    assert (plan.world_size, plan.ring, plan.ulysses) == (devices, ring, ulysses)
-
-
-@pytest.mark.parametrize(
-    ("devices", "gpus", "transport"),
-    [("0,1", 2, "nccl"), ("0", 1, "nccl"), ("0,0", 1, "gloo"), ("0,1,0", 2, "gloo"), ("cpu:2", 2, "gloo")],
-)
-def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
-    assert resolve(ParallelPlan(devices=devices), gpus, FLUX).transport == transport
+    assert (plan.world_size, plan.ring, plan.ulysses, plan.transport) == (devices, ring, ulysses, transport)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +73,6 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
             1,
             f"devices '1,3' asks for GPU 1, 3, but only GPU 0 is visible: set devices to 0 {HIDDEN}",
         ),
-        ({"devices": "0;1"}, 2, f"devices '0;1' {NOT_UNDERSTOOD}"),
-        ({"devices": "-1"}, 2, f"devices '-1' {NOT_UNDERSTOOD}"),
         ({"devices": "cpu:-2"}, 0, "devices 'cpu:-2': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:65"}, 0, "devices 'cpu:65': write cpu:N with N from 1 to 64, such as cpu:2."),
         (
@@ -114,12 +109,6 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
             "automatic.",
         ),
         (
-            {"devices": "0,1", "ulysses": 6},
-            2,
-            "6 workers were asked for (ulysses 6), but 2 devices are there (devices '0,1'): set ulysses to 2, or to 0 for "
-            "automatic.",
-        ),
-        (
             {"devices": "0-4", "cfg": 1, "ring": 1, "ulysses": 3},
             5,
             "ulysses 3 needs 3 workers or a multiple of that, but 5 devices are there (devices '0-4'): set ring to 5 and "
@@ -130,15 +119,7 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
             4,
             "ring 2 needs 2 workers, but 4 devices are there (devices '0-3'): set ulysses to 2, or to 0 for automatic.",
         ),
-        (
-            {"devices": "0,1"},
-            0,
-            "devices '0,1' asks for GPU 0, 1, but no GPU is visible: run nvidia-smi; if it lists GPUs, --cuda-device or "
-            "CUDA_VISIBLE_DEVICES hides them or torch cannot use them, and if not, install the NVIDIA driver (cpu:2 in devices "
-            "is for trials without GPUs).",
-        ),
         ({"ulysses": -1}, 2, "ulysses -1 is negative: use 0 (automatic), or 1 or more."),
-        ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 or more."),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused_with_the_numbers(requested_plan, gpus, message):
@@ -181,19 +162,30 @@ WISHES = st.builds(
     cfg=st.integers(0, 2),
     pipefusion=st.integers(0, 5),
 )
-GPUS = st.integers(0, 16)
-LIMITS = st.builds(
-    ModelLimits, heads=st.integers(1, 48), head_dim=st.just(128), blocks=st.integers(1, 60), whole_picture=st.booleans()
+
+
+@given(
+    requested_plan=WISHES,
+    gpus=st.integers(0, 16),
+    limits=st.builds(
+        ModelLimits,
+        heads=st.integers(1, 48),
+        head_dim=st.just(128),
+        blocks=st.integers(1, 60),
+        whole_picture=st.booleans(),
+    ),
+    workload=st.sampled_from((ONE_SIDED, TWO_SIDED)),
 )
-
-
-@given(requested_plan=WISHES, gpus=GPUS, limits=LIMITS)
-def test_a_resolved_plan_can_run_and_a_refusal_suggests_one_that_can(requested_plan, gpus, limits):
+def test_a_resolved_plan_can_run_and_a_refusal_is_one_sentence_that_suggests_one(
+    requested_plan, gpus, limits, workload
+):
     try:
-        plan = resolve(requested_plan, gpus, limits, TWO_SIDED)
+        plan = resolve(requested_plan, gpus, limits, workload)
     except Refused as refused:
-        for suggested in suggestions(str(refused), requested_plan):
-            resolve(suggested, gpus, limits, TWO_SIDED)
+        sentence = str(refused).replace(repr(requested_plan.devices), "")
+        assert sentence.endswith(".") and not re.search(r"[.!?]\s|\n", sentence)
+        for suggested in suggestions(str(refused), requested_plan) if workload.has_uncond else ():
+            resolve(suggested, gpus, limits, workload)
         return
     product = plan.data * plan.cfg * plan.pipefusion * plan.ring * plan.ulysses
     assert product == len(plan.devices) <= MAX_WORLD_SIZE
@@ -221,34 +213,13 @@ def suggestions(message: str, requested_plan: ParallelPlan) -> list[ParallelPlan
     return found
 
 
-@given(requested_plan=WISHES, gpus=GPUS, limits=LIMITS)
-def test_a_refusal_is_one_sentence(requested_plan, gpus, limits):
-    try:
-        resolve(requested_plan, gpus, limits)
-    except Refused as refused:
-        message = str(refused).replace(repr(requested_plan.devices), "")
-        assert message.endswith(".")
-        assert not re.search(r"[.!?]\s|\n", message)
-
-
 @pytest.mark.parametrize(
     ("requested_plan", "job", "message"),
     [
         ({"cfg": 2}, ONE_SIDED, "cfg 2 needs a negative prompt"),
         ({"cfg": 3}, TWO_SIDED, "use cfg 2 or 1"),
-        (
-            {"pipefusion": 2, "patches": 65},
-            ONE_SIDED,
-            "patches 65 is more than the picture's 64 rows of tokens: use patches 64",
-        ),
         ({"weights": "spread"}, ONE_SIDED, "use replicated, sharded or streamed"),
         ({"patches": -1}, ONE_SIDED, "cannot be negative"),
-        (
-            {"pipefusion": 3},
-            ONE_SIDED,
-            "pipefusion 3 needs 3 workers or a multiple of that, but 4 devices are there (devices 'cpu:4'): set pipefusion to "
-            "1, or to 0 for automatic.",
-        ),
     ],
 )
 def test_each_axis_is_refused_where_it_cannot_work(requested_plan, job, message):
@@ -267,11 +238,6 @@ def test_sharded_weights_need_a_gpu_for_each_worker():
 def test_automatic_uses_cfg_only_where_there_is_a_negative():
     assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, TWO_SIDED).degrees == "cfg 2 x ulysses 2"
     assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, ONE_SIDED).degrees == "ulysses 4"
-
-
-def test_a_plan_may_use_two_of_four_gpus():
-    assert resolve(ParallelPlan(devices="0,1"), 4, FLUX).devices == ("cuda:0", "cuda:1")
-    assert resolve(ParallelPlan(ulysses=2, ring=1), 4, FLUX).devices == ("cuda:0", "cuda:1")
 
 
 @pytest.mark.parametrize(("rows", "patches"), [(64, 3), (2, 2), (1, 1)])
