@@ -15,8 +15,6 @@ from tests.support.tiny.formats import quantise, write_scaled
 from tests.support.tiny.quantised import save_quantised
 
 Tensors = Mapping[str, torch.Tensor]
-
-
 Metadata = Mapping[str, str]
 
 

@@ -5,81 +5,59 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from parallel_backend import declaration as d
 from parallel_backend.conditioning import Conditioning
-from parallel_backend.declaration import (
-    AlignedToEnd,
-    AttentionsBySubmodule,
-    BlockGroup,
-    Constant,
-    Declaration,
-    DistributedAttention,
-    FirstPatchTokens,
-    InterleavedBlocks,
-    LatentTokens,
-    PerFrame,
-    PerFramePart,
-    PerToken,
-    Replicated,
-    ReplicatedContext,
-    ReplicatedKeys,
-    StartAt,
-    TextLength,
-    TextMask,
-    TokenPosition,
-    TokenRanges,
-    TokensOfLatents,
-)
 from parallel_backend.derive.call_kind import CallKind, kind_of
 from parallel_backend.diffusion import Value
 from tests.support.tiny.models import draw
 
-FOUND = Declaration(
+FOUND = d.Declaration(
     groups=(
-        BlockGroup(
+        d.BlockGroup(
             "blocks",
-            streams={"x": LatentTokens(start=AlignedToEnd(32)), "context": FirstPatchTokens()},
+            streams={"x": d.LatentTokens(start=d.AlignedToEnd(32)), "context": d.FirstPatchTokens()},
             returns=("x", "context"),
             arguments={
-                "pe": PerToken(("x", "context"), dim=2),
-                "runs": TokenRanges("x"),
-                "edge": TokenPosition("x"),
-                "e": PerFrame("x", 4),
-                "mask": TextMask("context", before=("x",)),
-                "length": TextLength("context"),
-                "vec": Replicated((1, 2)),
-                "clip": ReplicatedContext(),
-                "sound": PerFramePart("x", values_per_part=16, with_references=True),
+                "pe": d.PerToken(("x", "context"), dim=2),
+                "runs": d.TokenRanges("x"),
+                "edge": d.TokenPosition("x"),
+                "e": d.PerFrame("x", 4),
+                "mask": d.TextMask("context", before=("x",)),
+                "length": d.TextLength("context"),
+                "vec": d.Replicated((1, 2)),
+                "clip": d.ReplicatedContext(),
+                "sound": d.PerFramePart("x", values_per_part=16, with_references=True),
             },
-            attentions=AttentionsBySubmodule(
+            attentions=d.AttentionsBySubmodule(
                 "cross",
-                (DistributedAttention(("x", "context"), kv_heads=2), ReplicatedKeys()),
-                (DistributedAttention(("x",)),),
+                (d.DistributedAttention(("x", "context"), kv_heads=2), d.ReplicatedKeys()),
+                (d.DistributedAttention(("x",)),),
             ),
             attention_module="comfy.ldm.some.model",
             kernels=43,
             active_weights=0.4286,
             activation_copies=12.67,
         ),
-        BlockGroup(
+        d.BlockGroup(
             "tail",
             streams={
-                "x": LatentTokens(
+                "x": d.LatentTokens(
                     grid=True,
                     dim=2,
-                    start=StartAt(3),
+                    start=d.StartAt(3),
                     parts_per_frame=8,
-                    trailing=TokensOfLatents(("references", "pose"), (1, 2, 2)),
+                    trailing=d.TokensOfLatents(("references", "pose"), (1, 2, 2)),
                 )
             },
             returns=("x",),
         ),
     ),
-    between=(BlockGroup("injector", streams={"x": LatentTokens()}, returns=("x",)),),
-    units=InterleavedBlocks("blocks", "tail", (0, 5)),
-    output_layers=(BlockGroup("head", streams={"x": LatentTokens()}, returns=("x",)),),
-    attention_heads=Constant((24, 128)),
-    text_width=Constant(4096),
-    patch_size=Constant((1, 2, 2)),
+    between=(d.BlockGroup("injector", streams={"x": d.LatentTokens()}, returns=("x",)),),
+    units=d.InterleavedBlocks("blocks", "tail", (0, 5)),
+    output_layers=(d.BlockGroup("head", streams={"x": d.LatentTokens()}, returns=("x",)),),
+    attention_heads=d.Constant((24, 128)),
+    text_width=d.Constant(4096),
+    patch_size=d.Constant((1, 2, 2)),
     joint_text=False,
     divisible_latent=True,
     whole_picture=True,

@@ -22,12 +22,14 @@ def test_a_declaration_arrives_unchanged() -> None:
 
 
 def test_a_field_with_its_default_is_not_sent() -> None:
-    plain = replace(
-        FOUND, patch_size=Declaration.__struct_defaults__[Declaration.__struct_fields__.index("patch_size") - 4]
-    )
+    (default,) = (field.default for field in msgspec.structs.fields(Declaration) if field.name == "patch_size")
+    plain = replace(FOUND, patch_size=default)
     assert "patch_size" in msgspec.to_builtins(FOUND)
     assert "patch_size" not in msgspec.to_builtins(plain)
     assert plain.sent().patch_size is plain.patch_size
+
+
+OPTIONAL = (DistributedAttention(("x",), is_called=lambda options: True),)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +37,7 @@ def test_a_field_with_its_default_is_not_sent() -> None:
     [
         lambda: replace(FOUND, attention_heads=PythonFunction(lambda model: (1, 2))),
         lambda: replace(FOUND, sigmas=lambda model: True),
-        lambda: replace(
-            FOUND,
-            groups=(
-                replace(FOUND.groups[0], attentions=(DistributedAttention(("x",), is_called=lambda options: True),)),
-            ),
-        ),
+        lambda: replace(FOUND, groups=(replace(FOUND.groups[0], attentions=OPTIONAL),)),
         lambda: replace(FOUND, positions=("rope",) * 65),
     ],
 )

@@ -13,17 +13,7 @@ import pytest
 import torch
 from msgspec.structs import replace as redeclare
 
-from parallel_backend.declaration import (
-    Declaration,
-    DistributedAttention,
-    InterleavedBlocks,
-    LatentTokens,
-    PerFramePart,
-    PerToken,
-    PythonFunction,
-    Replicated,
-    ReplicatedKeys,
-)
+from parallel_backend import declaration as d
 from parallel_backend.derive import child
 from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
@@ -44,16 +34,14 @@ from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 
-LIMIT = 60.0
 
-
-def read(name: str, source: str) -> Declaration:
+def read(name: str, source: str) -> d.Declaration:
     """Return a declaration from its source, executed as a module of `models/declared/`."""
     package = "parallel_backend.models.declared"
     space: dict[str, Any] = {"__package__": package, "__name__": f"{package}.derived"}
     exec(compile(source, "<derived>", "exec", dont_inherit=True), space)
     found = space[name]
-    assert isinstance(found, Declaration)
+    assert isinstance(found, d.Declaration)
     return found
 
 
@@ -62,7 +50,7 @@ def test_a_printed_declaration_is_a_module_of_models_declared() -> None:
 
 
 def derived(subject: Subject) -> Any:
-    return derive([subject], LIMIT)
+    return derive([subject], limit=60.0)
 
 
 # The quick run has the derivations of test_a_class_that_nobody_has_seen_is_derived and
@@ -113,58 +101,50 @@ WITHOUT_PATCHES = ("chroma radiance",)
 """Cases that are proved only without patches, as their written declarations say too."""
 
 
-def changed(declaration: Declaration, number: int = 0, **fields: Any) -> Declaration:
+def changed(declaration: d.Declaration, number: int = 0, **fields: Any) -> d.Declaration:
     """Return the declaration with other fields of one of its groups."""
     groups = [*declaration.groups]
     groups[number] = redeclare(groups[number], **fields)
     return redeclare(declaration, groups=tuple(groups))
 
 
-def argued(declaration: Declaration, **arguments: Any) -> Declaration:
+def argued(declaration: d.Declaration, **arguments: Any) -> d.Declaration:
     """Return the declaration with other arguments of the first group."""
     return changed(declaration, arguments={**declaration.groups[0].arguments, **arguments})
 
 
-SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
+SPOILT: Mapping[str, tuple[str, Callable[[d.Declaration], d.Declaration]]] = {
     "attention, in another order": (
         "auraflow",
-        lambda declaration: changed(declaration, attentions=(DistributedAttention(("x", "c")),)),
+        lambda right: changed(right, attentions=(d.DistributedAttention(("x", "c")),)),
     ),
-    "attention to a rank's own tokens": (
-        "auraflow",
-        lambda declaration: changed(declaration, 1, attentions=(ReplicatedKeys(),)),
-    ),
+    "attention to a rank's own tokens": ("auraflow", lambda right: changed(right, 1, attentions=(d.ReplicatedKeys(),))),
     "a picture that begins elsewhere": (
         "wan, reference frame",
-        lambda declaration: changed(declaration, streams={"x": LatentTokens()}),
+        lambda right: changed(right, streams={"x": d.LatentTokens()}),
     ),
-    "positions, in another order": (
-        "flux",
-        lambda declaration: argued(declaration, pe=PerToken(("img", "txt"), dim=2)),
-    ),
-    "positions of the picture alone": ("flux", lambda declaration: argued(declaration, pe=PerToken(("img",), dim=2))),
-    "values returned, in another order": ("flux", lambda declaration: changed(declaration, returns=("txt", "img"))),
-    "positions along another dimension": (
-        "wan, text",
-        lambda declaration: argued(declaration, freqs=PerToken(("x",), dim=0)),
-    ),
+    "positions, in another order": ("flux", lambda right: argued(right, pe=d.PerToken(("img", "txt"), dim=2))),
+    "positions of the picture alone": ("flux", lambda right: argued(right, pe=d.PerToken(("img",), dim=2))),
+    "values returned, in another order": ("flux", lambda right: changed(right, returns=("txt", "img"))),
+    "positions along another dimension": ("wan, text", lambda right: argued(right, freqs=d.PerToken(("x",), dim=0))),
     "a timestep a frame, for all tokens": (
         "wan 2.2, a timestep a frame",
-        lambda declaration: argued(declaration, e=Replicated(vectors=())),
+        lambda right: argued(right, e=d.Replicated(vectors=())),
     ),
     "runs of tokens, the same on all ranks": (
         "flux 2, zero-timestep reference",
-        lambda declaration: argued(declaration, modulation_dims_img=Replicated()),
+        lambda right: argued(right, modulation_dims_img=d.Replicated()),
     ),
     "tokens of another size": (
         "auraflow",
-        lambda declaration: redeclare(declaration, patch_size=PythonFunction(lambda model: (2, 4))),
+        lambda right: redeclare(right, patch_size=d.PythonFunction(lambda model: (2, 4))),
     ),
     "one attention, where a block has two": (
         "sd 3.5 medium",
-        lambda declaration: changed(declaration, attentions=(DistributedAttention(("context", "x")),)),
+        lambda right: changed(right, attentions=(d.DistributedAttention(("context", "x")),)),
     ),
 }
+"""For each error, a small model and a function that makes a wrong declaration of its right one."""
 
 
 @pytest.mark.parametrize(
@@ -176,7 +156,7 @@ def test_a_spoilt_declaration_is_not_proved(spoilt: str) -> None:
         case = small(name)
     subject = subject_of(case)
     calls = [subject.call(subject.sizes)]
-    proof = prove(subject, spoil(case.declaration), calls, {**WHOLE, **IN_PATCHES}, LIMIT)
+    proof = prove(subject, spoil(case.declaration), calls, {**WHOLE, **IN_PATCHES}, limit=60.0)
     assert not proof.holds
     assert {*proof.errors} | {*proof.failures} == {*WHOLE, *IN_PATCHES}
 
@@ -186,17 +166,16 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
     found = derived(toy())
     assert found.proof.holds
     assert not found.declaration.whole_picture
-    assert found.declaration.groups[0].attentions == (DistributedAttention(("x",)),)
+    assert found.declaration.groups[0].attentions == (d.DistributedAttention(("x",)),)
     assert proved_compiled([toy()], found).holds
     failed = proved_compiled([toy("looking")], found)
     assert not failed.holds
     assert "not compiled" in failed.in_words()
 
 
-@pytest.mark.parametrize("habit", ["one row", "in place"])
-def test_a_class_that_takes_no_batch_or_writes_into_its_arguments_is_derived(habit: str) -> None:
+def test_a_class_that_takes_no_batch_and_writes_into_its_arguments_is_derived() -> None:
     """Some calls of HunyuanVideo accept no batch with a masked text."""
-    assert derived(toy(habit)).proof.holds
+    assert derived(toy("one row, in place")).proof.holds
 
 
 def test_unknown_layers_between_blocks_gather_the_tokens() -> None:
@@ -217,11 +196,11 @@ def test_hints_that_alternate_with_layers_and_attend_to_sound_are_derived() -> N
     found = derived(subject)
     assert found.proof.holds and not found.declaration.whole_picture
     assert subject.lengths == {"layers": 5, "hints": 3}
-    assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
+    assert found.declaration.units == d.InterleavedBlocks("layers", "hints", (0, 2, 4))
     assert [len(subject.model.get_submodule(name)) for name in subject.lengths] == [3, 2]  # type: ignore[arg-type]
     layers, hints = found.declaration.groups
     assert (layers.streams["tokens"].parts_per_frame, hints.streams["hint"].parts_per_frame) == (1, 1)
-    assert hints.arguments["sound"] == PerFramePart("hint")
+    assert hints.arguments["sound"] == d.PerFramePart("hint")
 
 
 @pytest.mark.parametrize(
@@ -278,14 +257,6 @@ def test_the_command_prints_a_declaration_that_holds(tmp_path: Path, capfd: pyte
     plan = plan_for(case, ring=2, ulysses=2)
     results = run_ranks(4, lambda _: ProofRank(case, plan, declaration).run())
     assert all(error_of(out, expected) <= TOLERANCE for out in results)
-
-
-@thorough
-def test_the_command_prints_the_order_of_alternating_blocks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The order is that of the file, which has four blocks, and control blocks after the first and the third."""
-    path = save_tiny(tmp_path, "vace")
-    assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 0
-    assert read("WAN21_VACE", capfd.readouterr().out).units == InterleavedBlocks("blocks", "vace_blocks", (0, 2))
 
 
 @thorough

@@ -11,7 +11,7 @@ import torch
 
 from parallel_backend.declaration import Declaration
 from parallel_backend.derive.calls import Subject
-from parallel_backend.derive.derive import Derived, derive
+from parallel_backend.derive.derive import Derived
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.groups import members_of
 from parallel_backend.derive.measuring import cost_of, references_of, with_costs
@@ -111,14 +111,15 @@ def test_blocks_that_cannot_be_measured_keep_the_formulas(folder: Path, monkeypa
         assert with_costs(small, [subject], found) == found
 
 
+# The quick run has the next test, in which one latent becomes tokens and the sampled one is no reference.
+@thorough
 @pytest.mark.parametrize(
     ("name", "references"),
     [
-        pytest.param("flux", set(), marks=thorough),  # the cases with references find no other latents
+        ("flux", set()),
         ("flux, references", {"ref_latents"}),
-        pytest.param("wan, image", set(), marks=thorough),
-        # test_a_single_reference_frame_of_a_video_counts_as_one_frame counts the tokens of this name
-        pytest.param("wan, reference frame", {"reference_latent"}, marks=thorough),
+        ("wan, image", set()),
+        ("wan, reference frame", {"reference_latent"}),
     ],
 )
 def test_latents_that_become_tokens_are_found(name: str, references: set[str]) -> None:
@@ -131,14 +132,10 @@ def test_latents_that_become_tokens_are_found(name: str, references: set[str]) -
 
 def test_reference_latents_of_unknown_names_are_found() -> None:
     subject = toy_with_a_scene()
-    found = derive([subject])
     with torch.inference_mode():
-        names = references_of(subject, ["blocks.0"], found.declaration)
+        names = references_of(subject, ["blocks.0"], next(candidates(subject)))
     assert names == ["scene"]
     latents = {"scene": draw(1, 4, 6, 10, seed=1), "other": draw(1, 4, 6, 10, seed=2)}
     assert reference_tokens(latents, (2, 2), frozenset(names)) == 15
-
-
-def test_a_single_reference_frame_of_a_video_counts_as_one_frame() -> None:
-    frame = {"reference_latent": draw(1, 16, 8, 10, seed=1)}
+    frame = {"reference_latent": draw(1, 16, 8, 10, seed=1)}  # one frame of a video
     assert reference_tokens(frame, (1, 2, 2)) == reference_tokens(frame, (2, 2)) == 20

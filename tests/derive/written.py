@@ -19,6 +19,7 @@ from parallel_backend.models.comfyui.small import SMALL, small
 from tests.derive.subjects import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
 
+DERIVED = ("groups", "output_layers", "between", "units", "joint_text", "divisible_latent")
 FOR_ANY_WIDTH = ("attention_heads", "text_width", "patch_size")
 """Functions of the model in written declarations, and numbers of one file in derived ones."""
 
@@ -50,15 +51,7 @@ def rows() -> Iterator[str]:
 def _more(written: Declaration, other: Declaration) -> Iterator[str]:
     for field in fields(written):
         value = getattr(written, field.name)
-        simple = field.name not in (
-            "groups",
-            "output_layers",
-            "between",
-            "units",
-            "joint_text",
-            "divisible_latent",
-            *FOR_ANY_WIDTH,
-        )
+        simple = field.name not in (*DERIVED, *FOR_ANY_WIDTH)
         if simple and not is_default(field, value) and value != getattr(other, field.name):
             yield field.name
     its = {group.path: group for group in other.groups}
