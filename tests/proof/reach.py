@@ -7,20 +7,19 @@ python -m tests.proof.reach [KIND …]
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import coverage
 import torch
+from coverage.regions import code_regions
 
 from parallel_backend.comfyui_folder import comfyui_version
-from parallel_backend.models.comfyui.small import Case, small
+from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases
 from tests.support.classes import lacks
 from tests.support.comfy_oracle import FOLDER, comfy_on_path
@@ -41,20 +40,18 @@ class Reach:
 
     Attributes:
         arguments: arguments of its forward, each with True if a call gives it.
-        lines: lines of the functions of its modules, by file and number, each with True if a call runs it.
-        names: the function that contains each line.
+        lines: lines of the functions of its modules, by file, number and function, each with True if a call runs it.
     """
 
     arguments: dict[str, bool] = field(default_factory=dict)
-    lines: dict[tuple[str, int], bool] = field(default_factory=dict)
-    names: dict[tuple[str, int], str] = field(default_factory=dict)
+    lines: dict[tuple[str, int, str], bool] = field(default_factory=dict)
 
     def missing(self) -> Iterator[str]:
         """Yield each function with the numbers of its lines that no call runs, as `file.py: function 12, 13`."""
         found: dict[tuple[str, str], list[int]] = {}
-        for (file, line), ran in sorted(self.lines.items()):
+        for (file, line, name), ran in sorted(self.lines.items()):
             if not ran:
-                found.setdefault((file, self.names[file, line]), []).append(line)
+                found.setdefault((file, name), []).append(line)
         for (file, name), numbers in found.items():
             yield f"{file}: {name} {_ranges(numbers)}"
 
@@ -66,29 +63,27 @@ def reach_of(kind: str, cases: Sequence[str]) -> Reach:
         kind: the class in comfy.supported_models.
         cases: the names of small models.
     """
-    reach = Reach()
-    for name in cases:
-        _add(reach, small(name, kind=kind))
-    return reach
-
-
-def _add(reach: Reach, case: Case) -> None:
+    reach, of_modules = Reach(), dict[str, set[str]]()
     watch = coverage.Coverage(data_file=None, include=[f"{LDM}/*"], messages=False)
-    watch.start()
-    try:
-        with torch.no_grad():
+    for name in cases:
+        case = small(name, kind=kind)
+        with watch.collect(), torch.no_grad():
             case.stock()
-    finally:
-        watch.stop()
-    data = watch.get_data()
-    for file, functions in _functions(case.model).items():
-        ran = {*(data.lines(file) or ())}
+        for argument in _arguments(case.model):
+            given = case.arguments.get(argument) is not None
+            reach.arguments[argument] = reach.arguments.get(argument, False) or given
+        for file, names in _functions(case.model).items():
+            of_modules.setdefault(file, set()).update(names)
+    for file, names in of_modules.items():
         short = str(Path(file).relative_to(LDM))
-        for name, line in functions:
-            reach.lines[short, line] = reach.lines.get((short, line), False) or line in ran
-            reach.names[short, line] = name
-    for name in _arguments(case.model):
-        reach.arguments[name] = reach.arguments.get(name, False) or case.arguments.get(name) is not None
+        _, statements, _, missed, _ = watch.analysis2(file)
+        functions = [each for each in code_regions(Path(file).read_text("utf-8")) if each.kind == "function"]
+        for function in functions:
+            method = ".".join(function.name.split(".")[:2])  # of a function inside a method, the method
+            if method in names and not method.partition(".")[2].startswith(MAKES):
+                for line in function.lines & {*statements} - {each.start for each in functions}:
+                    reach.lines[short, line, method] = line not in missed
+    return reach
 
 
 def _arguments(model: Any) -> list[str]:
@@ -97,36 +92,15 @@ def _arguments(model: Any) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in OF_EVERY_CALL]
 
 
-def _functions(model: Any) -> Mapping[str, list[tuple[str, int]]]:
-    """Return by file each line of the functions of a model's modules in comfy.ldm, with the function's name."""
+def _functions(model: Any) -> Mapping[str, set[str]]:
+    """Return by file the names of the functions of a model's modules in comfy.ldm."""
     found: dict[str, set[str]] = {}
     for kind in {type(module) for module in model.modules()}:
         for name in dir(kind):
             function = inspect.unwrap(getattr(kind, name))
             if inspect.isfunction(function) and function.__module__.startswith("comfy.ldm."):
                 found.setdefault(function.__code__.co_filename, set()).add(function.__qualname__)
-    return {file: [(name, line) for name, line in _lines(file) if name in names] for file, names in found.items()}
-
-
-@cache
-def _lines(file: str) -> Sequence[tuple[str, int]]:
-    """Return the lines of statements in the methods of a file, each after the method's name."""
-    found = []
-    for kind in ast.parse(Path(file).read_text("utf-8")).body:
-        if not isinstance(kind, ast.ClassDef):
-            continue
-        for function in kind.body:
-            if isinstance(function, ast.FunctionDef) and not function.name.startswith(MAKES):
-                name = f"{kind.name}.{function.name}"
-                statements = (node for part in function.body for node in ast.walk(part) if isinstance(node, ast.stmt))
-                found += [(name, node.lineno) for node in statements if not _says_nothing(node)]
     return found
-
-
-def _says_nothing(node: ast.stmt) -> bool:
-    """Return True if a statement runs no code: a docstring, or a function inside another one."""
-    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return text or isinstance(node, ast.FunctionDef | ast.Global | ast.Nonlocal)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

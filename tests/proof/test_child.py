@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -17,6 +15,7 @@ from parallel_backend.doctor.models import diagnose_models
 from parallel_backend.host.proofs import COMMAND, Child, Prover
 from parallel_backend.models.comfyui.proof.request import ProofRequest
 from parallel_backend.models.comfyui.small.kinds import KINDS
+from tests.support.faulty import wait_until
 from tests.support.selection import thorough
 
 FOLDER = os.environ["COMFYUI_PATH"]
@@ -82,16 +81,9 @@ def test_a_child_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", asks, FOLDER], stdout=subprocess.PIPE, text=True) as asker:
         assert asker.stdout is not None
         child = psutil.Process(int(asker.stdout.readline()))
-        wait_for(lambda: COMMAND in " ".join(child.cmdline()) and child.num_threads() > 1)
+        wait_until(lambda: COMMAND in " ".join(child.cmdline()) and child.num_threads() > 1, PATIENCE)
         asker.send_signal(signal.SIGKILL)
-        wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, PATIENCE)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=thorough) for kind in KINDS])

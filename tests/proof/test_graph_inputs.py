@@ -63,11 +63,8 @@ def test_a_graphs_mask_and_text_values_are_used() -> None:
     assert chosen.arguments["ref_latents_method"] == "uxo"
 
 
-def test_the_workers_text_preparation_is_no_input() -> None:
+def test_an_input_of_no_small_call_is_named_and_the_workers_text_preparation_is_no_input() -> None:
     prepared = {"c_crossattn": torch.ones(1), TEXT_PREPARATION: {"asked": True}, "c_concat": torch.ones(1), "y": None}
     assert graph_inputs_of(prepared) == TEXT
-
-
-def test_an_input_of_no_small_call_is_named() -> None:
     with pytest.raises(Refused, match="has no test call with new_input as in this graph"):
         small_with_inputs(cases_of("Flux", {}), Builder(), "Flux", {**given_by("Flux", "flux"), "new_input": None})

@@ -71,11 +71,13 @@ def not_cancelled() -> Iterator[None]:
     comfy.model_management.interrupt_current_processing(False)
 
 
-def test_no_proof_runs_for_a_tested_comfyui(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
+def test_no_proof_runs_for_a_tested_comfyui_or_an_unsharded_model(
+    loaded: Any, started: list[list[ProofRequest]], tmp_path: Path
+) -> None:
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     began = time.monotonic()
-    assert mine.check(*loaded, [TEXT], said) == []
+    assert mine.check(*loaded, [TEXT], said) == mine.check(object(), object(), [], said) == []
     assert time.monotonic() - began < 0.5
     assert started == [] and verdict_cache(tmp_path).all() == ()
 
@@ -84,11 +86,8 @@ def test_no_proof_runs_for_a_tested_comfyui(loaded: Any, started: list[list[Proo
 def test_a_class_is_proved_once_reported_once_and_kept(
     loaded: Any, started: list[list[ProofRequest]], tmp_path: Path
 ) -> None:
-    """An input that no small call has is named, and not kept."""
+    """An input that no small call has is named, and not kept. One child proves the plain call and the graph's own."""
     mine = proofs.Proofs(FOLDER, tmp_path)
-    began = time.monotonic()
-    mine.begin(*loaded)
-    assert time.monotonic() - began < 2, "loading waits for nothing"
     comfy.model_management.interrupt_current_processing(True)
     with pytest.raises(comfy.model_management.InterruptProcessingException):  # ComfyUI's Cancel; the proof continues
         mine.check(*loaded, [TEXT, UNKNOWN], said)
@@ -98,7 +97,7 @@ def test_a_class_is_proved_once_reported_once_and_kept(
     assert "on several devices (this pack has no test call with new_input as in this graph)" in unknown
     assert [text.startswith("Checking WAN21_T2V on ComfyUI ") for text in TOLD] == [True]
     assert mine.check(*loaded, [TEXT, UNKNOWN], said) == []
-    (plain,), (asked, unknown_asked) = started
+    ((plain, asked, unknown_asked),) = started
     assert unknown_asked.inputs == UNKNOWN
     for each in (plain, asked):
         assert (each.kind, each.case, each.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
@@ -107,7 +106,7 @@ def test_a_class_is_proved_once_reported_once_and_kept(
         assert (verdict.kind, verdict.functions, verdict.mismatch) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
     assert len(verdict_cache(tmp_path).all()) == 2
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == []
-    assert len(started) == 2, "the next start of ComfyUI goes by what is kept"
+    assert len(started) == 1, "the next start of ComfyUI goes by what is kept"
 
 
 @thorough
@@ -160,12 +159,10 @@ def test_a_failed_proof_is_reported_once_and_not_kept(
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine._sources[proofs.class_name(type(model))] = (("comfy/ldm/wan/model.py", "other"),)
     mine._folder = tmp_path / "no ComfyUI"
+    began = time.monotonic()
+    mine.begin(config, model)
+    assert time.monotonic() - began < 2, "loading waits for nothing"
     (sentence,) = mine.check(config, model, [], said)
     assert "could not be checked on several devices (its process ended with code 1): compare a picture with" in sentence
     assert mine.check(config, model, [], said) == []
     assert len(started) == 1 and verdict_cache(tmp_path).all() == ()
-
-
-def test_an_unsharded_model_needs_no_proof(started: list[list[ProofRequest]]) -> None:
-    assert proofs.Proofs(FOLDER).check(object(), object(), [], said) == []
-    assert started == []
