@@ -101,17 +101,15 @@ def test_an_edit_that_changes_results_changes_the_digest_and_is_named(
     assert changed == {f"{COPY}.{function}"}
 
 
-def test_a_constant_of_the_module_changes_the_digest(copied: Copied) -> None:
+def test_a_constant_of_the_module_changes_the_digest_and_a_missing_function_reaches_no_functions(
+    copied: Copied,
+) -> None:
     used = replaced("* 1e-37)", "* _LEAST)")
     first, second = (
         copied(lambda text, n=n: used(text) + f"\n_LEAST = {n}\n").digests(CALLS) for n in ("1e-37", "1e-36")
     )  # type: ignore[misc]
     assert first.functions == second.functions and first.digest != second.digest
-
-
-def test_a_missing_function_reaches_no_functions(copied: Copied) -> None:
-    content = copied(replaced("def _calc_cond_batch(", "def _calc_conds("))
-    assert content.digests(CALLS).functions == {}
+    assert copied(replaced("def _calc_cond_batch(", "def _calc_conds(")).digests(CALLS).functions == {}
 
 
 def test_another_packs_function_two_calls_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

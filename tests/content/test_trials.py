@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import linecache
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -90,25 +92,13 @@ def skips_sooner(self: Any) -> bool:
     return self.output_prev_norm is not None and self.total_steps_skipped < 1
 
 
-class ScaledSampler:
-    """A sampler of ComfyUI's with another result."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.__dict__.update(vars(sampler))
-        self._sampler = sampler
-
-    def max_denoise(self, *args: Any) -> Any:
-        return self._sampler.max_denoise(*args)
-
-    def sample(self, *args: Any, **given: Any) -> Any:
-        return self._sampler.sample(*args, **given) * 1.001
-
-
 def scaled_sampler(function: Any) -> Any:
     """Return `inner_sample` with another sampler. Both loops call it, so that only the sampler's result can differ."""
 
     def inner(self: Any, noise: Any, latent: Any, device: Any, sampler: Any, *rest: Any, **given: Any) -> Any:
-        return function(self, noise, latent, device, ScaledSampler(sampler), *rest, **given)
+        other = copy.copy(sampler)
+        other.sample = lambda *args, **more: sampler.sample(*args, **more) * 1.001
+        return function(self, noise, latent, device, other, *rest, **given)
 
     return inner
 
@@ -153,15 +143,10 @@ def test_a_rewritten_function_with_equal_results_passes_the_trial(monkeypatch: p
     own = comfy.samplers.cfg_function
 
     def cfg_function(model: Any, cond_pred: Any, uncond_pred: Any, cond_scale: float, *rest: Any, **given: Any) -> Any:
+        if given["model_options"].get("sampler_post_cfg_function"):
+            return own(model, cond_pred, uncond_pred, cond_scale, *rest, **given)
         turned = cond_pred * cond_scale + uncond_pred * (1.0 - cond_scale)
-        return (
-            own(model, turned, turned, 1.0, *rest, **given)
-            if not hooked(given)
-            else own(model, cond_pred, uncond_pred, cond_scale, *rest, **given)
-        )
-
-    def hooked(given: Any) -> bool:
-        return bool(given["model_options"].get("sampler_post_cfg_function"))
+        return own(model, turned, turned, 1.0, *rest, **given)
 
     monkeypatch.setattr(comfy.samplers, "cfg_function", cfg_function)
     assert sampling_equal("guidance")
@@ -236,28 +221,14 @@ def test_another_packs_function_is_not_tried(monkeypatch: pytest.MonkeyPatch, tm
     assert told == "comfy.samplers.cond_cat, which is another pack's"
 
 
-class Patched:
-    """A stand-in for a MODEL on which nodes put their functions."""
-
-    model = SimpleNamespace(model_config=SimpleNamespace(unet_config={"model_channels": 16}))
-
-    def clone(self) -> Patched:
-        return self
-
-    def disable_model_cfg1_optimization(self) -> None:
-        """Ask for both branches, which a trial always has."""
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("set_model_"):
-            raise AttributeError(name)
-        return functools.partial(setattr, self, "function")
-
-
 def function_of(node: Any, *arguments: Any) -> Any:
     """Return the function that a node puts on a MODEL."""
-    model = Patched()
+    model = MagicMock()
+    model.clone.return_value = model
+    model.model.model_config.unet_config = {"model_channels": 16}
     node.execute(model, *arguments)
-    return model.function
+    (patch,) = (call for call in model.method_calls if call[0].startswith("set_model_"))
+    return patch.args[0]
 
 
 def tried(function: Any, recipe: Any = None) -> bool:
