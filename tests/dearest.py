@@ -9,7 +9,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,6 @@ from tests.support.side_by_side import group
 
 CACHED = "durations of the last run"
 """The name in pytest's cache under which a run leaves the seconds of each test."""
-
-ROWS = 20
-"""The number of rows of each table."""
 
 
 def durations_of(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
@@ -52,22 +48,13 @@ def _table(kind: str, name_of: Callable[[str], str], durations: Mapping[str, flo
         tests[name_of(test)] += 1
     rows = [
         (name, str(tests[name]), f"{taken:.1f}", f"{100 * taken / total:.1f} %")
-        for name, taken in seconds.most_common(ROWS)
+        for name, taken in seconds.most_common(20)
     ]
     return markdown.table((kind, "tests", "s", "of all"), rows)
 
 
-def cached() -> dict[str, float]:
-    """Return the seconds of each test of the last run.
-
-    Raises:
-        FileNotFoundError: no run has left any.
-    """
-    content: dict[str, float] = json.loads((REPO / ".pytest_cache" / "v" / CACHED).read_text(encoding="utf-8"))
-    return content
-
-
 if __name__ == "__main__":
-    if not (Path(REPO) / ".pytest_cache" / "v" / CACHED).exists():
+    file = REPO / ".pytest_cache" / "v" / CACHED
+    if not file.exists():
         sys.exit("No run of the tests has left durations here: run bash scripts/test.sh first.")
-    print(page(cached()), end="")
+    print(page(json.loads(file.read_text(encoding="utf-8"))), end="")

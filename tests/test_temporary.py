@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -23,17 +26,6 @@ folder = OwnedFolder(sys.argv[1])
 (folder.path / "link").symlink_to(sys.argv[2])
 print(folder.path, flush=True)
 time.sleep(600)
-"""
-
-RANKS = """
-import os, time
-from parallel_backend.models.comfyui.proof.ranks import run_in_turn
-
-def work(rank):
-    os.write(1, b"%d\\n" % rank)  # at once, as both write to one pipe
-    time.sleep(600)
-
-run_in_turn([(2, work)])
 """
 
 
@@ -70,15 +62,25 @@ def test_files_and_folders_of_others_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_ranks_leave_no_file(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_ranks_leave_no_file(tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof of a class, and a derivation, fork such ranks."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", RANKS], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert {process.stdout.readline() for _ in range(2)} == {"0\n", "1\n"}
-        os.killpg(process.pid, number)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started = multiprocessing.get_context("fork").SimpleQueue()
+
+    def parent() -> None:
+        os.setsid()
+        run_in_turn([(2, work)])
+
+    def work(rank: int) -> bytes:
+        started.put(rank)
+        time.sleep(600)
+        return b""
+
+    process = multiprocessing.get_context("fork").Process(target=parent)
+    process.start()
+    assert process.pid is not None and {started.get(), started.get()} == {0, 1}
+    os.killpg(process.pid, number)
+    process.join()
     assert [*tmp_path.rglob("*")] == []
 
 
