@@ -134,18 +134,11 @@ def test_only_lists_of_blocks_are_shortened() -> None:
     assert len(model.blocks[1].net) == 4
 
 
-class Seen:
-    """An output of a vision model, as ComfyUI gives it."""
-
-    def __init__(self) -> None:
-        self.hidden = torch.ones(1, 5, 8, dtype=torch.bfloat16)
-        self.sizes = [(3, 4, 5)]
-
-
 def test_objects_masks_and_frames_of_a_prompt_reach_the_class(tmp_path: Path) -> None:
+    output = SimpleNamespace(hidden=torch.ones(1, 5, 8, dtype=torch.bfloat16), sizes=[(3, 4, 5)])
     entries = {
         "cross_attn": torch.ones(1, 7, 8),
-        "seen": as_dicts(Seen(), Seen),
+        "seen": as_dicts(output, SimpleNamespace),  # of a vision model, as ComfyUI gives it
         "denoise_mask": torch.ones(1, 1, 3, 9, 10),
         "concat_latent_image": torch.ones(1, 16, 3, 8, 10),  # a first frame, which the class scales to the latent
     }

@@ -30,7 +30,6 @@ from tests.support.tiny.models import draw
 COMFYUI = os.environ["COMFYUI_PATH"]
 NAME = "causal_wan"
 LIMIT = 4e9
-SECONDS = 120.0
 
 PATIENCE = 3600.0
 """Seconds to wait for a derivation on a machine that other tests share."""
@@ -57,7 +56,7 @@ def answered(
 ) -> DeriveReply:
     declarations = [known.declaration] if known is not None and known.declaration is not None else []
     asked = file.with_name("request_bytes")
-    asked.write_bytes(request_bytes(str(file), prompts, declarations, limit, SECONDS))
+    asked.write_bytes(request_bytes(str(file), prompts, declarations, limit, seconds=120.0))
     return answer(asked)
 
 

@@ -148,19 +148,14 @@ def test_a_report_that_was_cut_off_is_refused(tmp_path: Path, capsys: Capture) -
         assert sentence in capsys.readouterr().err
 
 
-def planted(card: str, **change: Any) -> bytes:
-    """Return the file of cards with fields of one card changed; None removes a field."""
-    found = json.loads(CARDS.read_text(encoding="utf-8"))
-    found[card] = {name: value for name, value in (found[card] | change).items() if value is not None}
-    return json.dumps(found).encode()
-
-
 @pytest.mark.parametrize(
     "change", [{"matmul": None}, {"source": None}, {"source": ""}, {"memory": 0}, {"speed": 1.0}, {"launch": "fast"}]
 )
 def test_a_file_of_cards_is_read_strictly(change: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "cards.json"
-    file.write_bytes(planted("h100", **change))
+    found = json.loads(CARDS.read_text(encoding="utf-8"))
+    found["h100"] = {name: value for name, value in (found["h100"] | change).items() if value is not None}
+    file.write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(
         Refused, match=r"cards\.json cannot be read as a file of cards \(.+\): use a copy of cards\.json"
     ):
