@@ -245,8 +245,8 @@ nodes/clip/clip.py: features/test_text_encoders.py
 -         self._patcher = patcher
 +         self._patcher = self._patcher or patcher
 """
-"""Each fault as its name, its file with the tests that should catch it, and its change: lines with `-` are the right code, which
-occurs once in the file, and lines with `+` take their place.
+"""Each fault has a line with its name, and a line with its file and the tests that should catch it. Lines with `-` are the right
+code, which occurs once in the file. Lines with `+` take their place.
 """
 
 
