@@ -11,15 +11,7 @@ GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11, 23420, Enabled, 97, 71
 GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22, 24117, Disabled, 0, 38
 GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33, [N/A], [N/A], [N/A], [N/A]
 """
-"""An output in the tool's form. The last line has the tool's answers for features that a GPU lacks."""
-
-
-def test_memory_display_load_and_temperature_are_read_by_uuid():
-    assert parse(ANSWER) == {
-        "GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11": DriverReport(23420 * MEBIBYTE, True, 97, 71),
-        "GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22": DriverReport(24117 * MEBIBYTE, False, 0, 38),
-        "GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33": DriverReport(None, False, None, None),
-    }
+"""An output in the tool's form."""
 
 
 UUID = "GPU-2ac434d3-1aca-57a0-597d-1d2effdba9f3"
@@ -28,6 +20,8 @@ UUID = "GPU-2ac434d3-1aca-57a0-597d-1d2effdba9f3"
 @pytest.mark.parametrize(
     ("fields", "report"),
     [
+        pytest.param("23420, Enabled, 97, 71", DriverReport(23420 * MEBIBYTE, True, 97, 71), id="all known"),
+        pytest.param("[N/A], [N/A], [N/A], [N/A]", DriverReport(None, False, None, None), id="none known"),
         pytest.param("40536, Disabled, [N/A], 33", DriverReport(40536 * MEBIBYTE, False, None, 33), id="parts (MIG)"),
         pytest.param(
             "[Insufficient Permissions], [Insufficient Permissions], [N/A], 47",
@@ -42,7 +36,9 @@ UUID = "GPU-2ac434d3-1aca-57a0-597d-1d2effdba9f3"
         pytest.param("0, Disabled, 0, 0", DriverReport(0, False, 0, 0), id="nothing free"),
     ],
 )
-def test_values_that_the_driver_does_not_report_are_none(fields: str, report: DriverReport) -> None:
+def test_memory_display_load_and_temperature_are_read_by_uuid_and_missing_ones_are_none(
+    fields: str, report: DriverReport
+) -> None:
     assert parse(f"{UUID}, {fields}\n") == parse(f"{UUID},{fields.replace(', ', ',')}\r\n") == {UUID: report}
 
 
@@ -56,7 +52,7 @@ def test_values_that_the_driver_does_not_report_are_none(fields: str, report: Dr
     ],
 )
 def test_an_error_line_does_not_affect_other_gpus(line: str) -> None:
-    assert parse(f"{line}\n") == {}
+    assert parse(f"{line}\n") == {} and len(parse(ANSWER)) == 3
     assert parse(f"{ANSWER}{line}\n") == parse(f"{line}\n{ANSWER}") == parse(ANSWER)
 
 

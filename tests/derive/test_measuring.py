@@ -111,7 +111,7 @@ def test_blocks_that_cannot_be_measured_keep_the_formulas(folder: Path, monkeypa
         assert with_costs(small, [subject], found) == found
 
 
-# The quick run has the next test, in which one latent becomes tokens and the sampled one is no reference.
+# The quick run has the next test, in which one latent becomes tokens and another one does not.
 @thorough
 @pytest.mark.parametrize(
     ("name", "references"),

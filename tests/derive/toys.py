@@ -81,13 +81,19 @@ class Toy(nn.Module):
         self.back = nn.Linear(WIDTH, 16)
 
     def forward(
-        self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, scene: Tensor | None = None
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor,
+        transformer_options: Any,
+        scene: Tensor | None = None,
+        hint: Any = 0,
     ) -> Tensor:
         if self.habit == "failing":
             raise ValueError("no picture of this size")
         if "one row" in self.habit and x.shape[0] > 1:
             raise ValueError("no batch")
-        made = self.into(x)
+        made = self.into(x + hint)
         pictures = [made] if scene is None else [made, self.into(scene)]
         tokens = torch.cat([each.flatten(2).transpose(1, 2) for each in pictures], dim=1)
         tokens = tokens + timestep[:, None, None] + context.mean()
@@ -111,13 +117,16 @@ def toy(habit: str = "") -> Subject:
 
 
 def toy_with_a_scene() -> Subject:
-    """Return a model whose sequence has another picture's tokens after the latent's, by a name unknown to this pack."""
+    """Return a model with two more latents, by names unknown to this pack: a scene, whose tokens follow the sampled latent's in
+    the sequence, and a hint, which is added to the sampled latent.
+    """
     alone = toy()
 
     def call(sizes: Sizes) -> ModelCall:
         made = alone.make(sizes)
         high, wide = sizes.picture
-        return replace(made, arguments={**made.arguments, "scene": draw(1, 4, high, wide + 4, seed=5)})
+        latents = {"scene": draw(1, 4, high, wide + 4, seed=5), "hint": draw(1, 4, high, wide, seed=6)}
+        return replace(made, arguments={**made.arguments, **latents})
 
     return replace(alone, make=call)
 
