@@ -173,9 +173,10 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
     assert "not compiled" in failed.in_words()
 
 
-def test_a_class_that_takes_no_batch_and_writes_into_its_arguments_is_derived() -> None:
+@pytest.mark.parametrize("habit", ["one row", "in place"])
+def test_a_class_that_takes_no_batch_or_writes_into_its_arguments_is_derived(habit: str) -> None:
     """Some calls of HunyuanVideo accept no batch with a masked text."""
-    assert derived(toy("one row, in place")).proof.holds
+    assert derived(toy(habit)).proof.holds
 
 
 def test_unknown_layers_between_blocks_gather_the_tokens() -> None:

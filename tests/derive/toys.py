@@ -1,5 +1,5 @@
-"""Models that nobody has seen: one with two blocks and habits that cannot be told from outside, one that takes another
-picture, and one with hints.
+"""Models that nobody has seen: one with two blocks and at most one habit that cannot be told from outside, one that takes
+another picture, and one with hints.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Block(nn.Module):
             x = x + x.mean(dim=1, keepdim=True)
         if self.habit == "looking" and float(x.sum()) > 1e9:  # no compiler accepts this branch
             x = -x
-        if "in place" in self.habit:
+        if self.habit == "in place":
             x.mul_(1.5)
         q, k, v = self.qkv(x).chunk(3, dim=2)
         times = 2 if self.habit == "branch" and float(x[0, 0, 0]) > 0 else 1
@@ -91,7 +91,7 @@ class Toy(nn.Module):
     ) -> Tensor:
         if self.habit == "failing":
             raise ValueError("no picture of this size")
-        if "one row" in self.habit and x.shape[0] > 1:
+        if self.habit == "one row" and x.shape[0] > 1:
             raise ValueError("no batch")
         made = self.into(x + hint)
         pictures = [made] if scene is None else [made, self.into(scene)]
@@ -113,7 +113,7 @@ def toy(habit: str = "") -> Subject:
         latent, text = draw(sizes.rows, 4, *sizes.picture, seed=1), draw(sizes.rows, sizes.text, 8, seed=2)
         return ModelCall(latent, torch.tensor([0.6]).expand(sizes.rows), {"context": text})
 
-    return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7), batches="one row" in habit)
+    return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7), batches=habit == "one row")
 
 
 def toy_with_a_scene() -> Subject:
