@@ -18,15 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_backend.denoise.noise import LatentNoise
-from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from tests.denoise.comparing import (
     SEED,
     TOLERANCE,
     comfy_run,
     distance,
     our_program,
-    sides_of,
     smooth,
     start_latent,
 )
@@ -94,7 +91,7 @@ def test_other_samplers_are_refused_with_the_reason_and_leave_no_state(
     if word.startswith("runs for more than"):
         monkeypatch.setattr(recording("tape"), "SECONDS", 0.5)
         monkeypatch.setattr(recording("tape"), "SECONDS_FOR_A_SIGMA", 0.0)
-    options = {"state": pack.memory.State()} if name == "counts_in_an_option" else {}
+    options = {"state": pack.memory.Counter()} if name == "counts_in_an_option" else {}
     before = [pack.memory.COUNT, list(pack.memory.CALLS), torch.get_rng_state().tolist(), random.getstate()]
     remembered = pack.memory.remembered()
     made = recorded(function, **options)
@@ -111,7 +108,7 @@ def test_options_that_cannot_be_copied_are_not_recorded(pack: ModuleType) -> Non
 
 def test_a_recording_leaves_no_trace(pack: ModuleType) -> None:
     """Recorded and refused samplers leave generators, the guider, ComfyUI's names, sigmas and options unchanged."""
-    state = pack.memory.State()
+    state = pack.memory.Counter()
     for function, options in [
         (pack.LOCAL["names_bound_at_import"], {}),
         (pack.LOCAL["seeds_all"], {}),
@@ -198,17 +195,8 @@ def test_a_sampler_gets_the_branches_that_it_requests_at_cfg_1(pack: ModuleType,
     assert made.reads_both_branches == (name != "the_other_side_if_asked")
     x = start_latent(SAMPLING, SIGMAS, batch=2)
     expected = comfy_run(comfy.samplers.KSAMPLER(function), SAMPLING, x, SIGMAS.clone(), cfg=1.0).result
-    steps = DeviceProgram(made.program, x.ndim, x.device).replay(x, LatentNoise(tuple(x.shape), x.device))
-    answer: Prediction | None = None
-    while True:
-        try:
-            call = next(steps) if answer is None else steps.send(answer)
-        except StopIteration as end:
-            result = end.value
-            break
-        sides = sides_of(smooth, call.x, call.sigma.expand(2))
-        answer = Prediction(sides[0], sides if made.reads_both_branches else sides[:1])
-    assert distance(result, expected) <= TOLERANCE
+    found = our_program(made.program, x, slice(None), smooth, cfg=1.0, branches=1 + made.reads_both_branches)
+    assert distance(found.result, expected) <= TOLERANCE
 
 
 def test_noise_functions_are_recognised_after_comfyuis_module_was_reloaded(pack: ModuleType) -> None:
