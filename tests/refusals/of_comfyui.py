@@ -15,13 +15,11 @@ PICTURE = {
 }
 CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
 FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "FluxKVCache": ("flux2", {}, "Replacing diffusion_model.params.default_ref_method cannot be done with"),
     "QwenImageDiffsynthControlnet": (
         "flux2",
         CONTROL_PATCH,
         "attention and block patches (double_block) cannot be applied to",
     ),
-    "ZImageFunControlnet": ("flux2", CONTROL_PATCH, "attention and block patches (double_block) cannot be applied to"),
     "USOStyleReference": (
         "flux2",
         {"model_patch": ["objects", 4], "clip_vision_output": ["objects", 1]},
