@@ -197,12 +197,3 @@ def test_stages_do_not_wait_for_each_other_while_kernels_are_made(cut: int, patc
     hosts = found[0][1]
     assert stuck(programs, hosts, FIRST) == []
     assert stuck(programs, hosts, STEPS) == [*range(cut)], "what is begun ahead would hold them up, so the first is not"
-
-
-def test_gpus_that_wait_for_each_other_are_detected() -> None:
-    each = (
-        [("receive", "a", 1), ("kernel", 1), ("send", "b", 1)],
-        [("receive", "b", 0), ("kernel", 1), ("send", "a", 0)],
-    )
-    assert stuck(each, "", 1) == [0, 1]
-    assert stuck(each, "", 0) == []
