@@ -1,5 +1,8 @@
 """The loop over steps that most of these samplers share."""
 
+REMEMBERED = 0
+"""A number that a sampler of another module counts up."""
+
 
 def along(step):
     """Return a sampler that applies a step: (i, x, denoised, sigma, sigma_next) -> x, in Euler's loop."""
