@@ -69,8 +69,6 @@ def marked(server: ComfyUI) -> Refusals:
     layer = "single_blocks.0.linear2"
     for name, changed, said in (
         ("torn", {f"{layer}.comfy_quant": words('{"form')}, "has damaged quantisation settings ("),
-        ("no size", {f"{layer}.comfy_quant": torch.zeros(1 << 17, dtype=torch.uint8)},
-            "has damaged quantisation settings"),
         ("int3", {f"{layer}.comfy_quant": words('{"format": "int3"}')}, f"holds {layer}.weight as int3, which this ComfyUI"),
         ("a norm", {"single_blocks.0.norm.query_norm.comfy_quant": words('{"format": "int8_tensorwise"}')},
          "holds single_blocks.0.norm.query_norm quantised, which is supported for linear layers only"),

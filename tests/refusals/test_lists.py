@@ -88,17 +88,15 @@ def files(server: ComfyUI) -> set[Path]:
     return {*server.output_dir.rglob("*"), *server.input_dir.rglob("*")}
 
 
-def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui: ComfyUI) -> None:
-    run = comfyui.queue(on_one_worker(small("nowhere")))
-    assert run.error is not None
-    assert run.status == "rejected"
-    assert "nowhere.safetensors" in run.error.exception_message
+MISSING = "nowhere.safetensors"
+DEGREES = ("data", "cfg", "pipefusion", "ulysses", "ring", "patches", "warmup_steps")
 
 
-@pytest.mark.parametrize("degree", ["data", "cfg", "pipefusion", "ulysses", "ring", "patches", "warmup_steps"])
-def test_a_negative_degree_is_rejected_before_anything_runs(comfyui: ComfyUI, degree: str) -> None:
-    settings: dict[str, int] = {degree: -1}
-    run = comfyui.queue(parallel(small(), "cpu:1", **settings))
+@pytest.mark.parametrize("named", [MISSING, *DEGREES])
+def test_a_missing_file_and_a_negative_degree_are_rejected_before_anything_runs(comfyui: ComfyUI, named: str) -> None:
+    negative: dict[str, int] = {named: -1}
+    graph = on_one_worker(small("nowhere")) if named == MISSING else parallel(small(), "cpu:1", **negative)
+    run = comfyui.queue(graph)
     assert run.error is not None
     assert run.status == "rejected"
-    assert degree in run.error.exception_message
+    assert named in run.error.exception_message
