@@ -35,7 +35,6 @@ COMMAND = (sys.executable, "-m", "benchmarks.dry_run")
 
 LIMITS = {
     "FLUX.1-dev, one rank": (189, 0, 0),
-    "FLUX.1-dev, ulysses 2": (207, 9, 113_508_352),
     "FLUX.1-dev, ulysses 2, streamed weights": (211, 9, 2_039_200_768),
     "FLUX.1-dev, ulysses 2, sharded weights": (207, 13, 1_076_354_560),
     "FLUX.1-dev, ulysses 4": (207, 9, 85_327_872),
@@ -62,9 +61,7 @@ LIMITS = {
     "HunyuanVideo 1.5, ulysses 8": (198, 5, 407_141_504),
     "MiniMax-H3, one rank": (173, 0, 0),
     "MiniMax-H3, ulysses 2": (186, 6, 3_162_066_944),
-    "MiniMax-H3, ulysses 8": (186, 6, 1_407_709_184),
     "CogVideoX 1.5, one rank": (165, 0, 0),
-    "CogVideoX 1.5, ring 2 x ulysses 2": (195, 7, 562_873_344),
     "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, 8, 585_851_904),
     "FLUX.1-dev in Q4_K, no room, one rank": (1589, 0, 0),
     "FLUX.1-dev in Q4_K, with room, one rank": (189, 0, 0),
