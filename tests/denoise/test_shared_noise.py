@@ -24,11 +24,6 @@ from tests.support.selection import thorough
 SHAPE = (3, 2, 5, 4)
 SIGMAS = torch.linspace(1, 0, 5)
 SAMPLERS = ("euler_ancestral", "dpmpp_sde", "seeds_2", "lcm")
-SEED = 7
-
-
-def program(name: str, seed: int) -> Program:
-    return program_of(name, SIGMAS, torch.empty(SHAPE), seed=seed)
 
 
 def run(program: Program, x: Tensor, share: Share) -> Tensor:
@@ -53,7 +48,10 @@ def test_ranks_with_different_generators_agree(plan: ResolvedPlan, drawing: int)
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
     runs, patches = cut(SHAPE[0], plan.data), Picture(SHAPE, (2, 2)).regions(plan.patches)
 
-    programs = {seed: [program(name, SEED + 100 * seed) for name in SAMPLERS] for seed in range(plan.world_size)}
+    programs = {
+        rank: [program_of(name, SIGMAS, torch.empty(SHAPE), seed=7 + 100 * rank) for name in SAMPLERS]
+        for rank in range(plan.world_size)
+    }
 
     def on_rank(rank: int) -> tuple[int, list[Tensor], dict[str, int]] | None:
         meter = Meter()

@@ -223,17 +223,15 @@ def test_an_unused_tensor_of_an_unknown_type_is_ignored(tmp_path: Path, what: st
 
 @pytest.mark.parametrize("used", [False, True])
 def test_an_unsupported_gguf_type_is_refused_only_if_a_module_uses_it(tmp_path: Path, used: bool) -> None:
-    tensors = flux_tensors(heads=1)
-    name = "double_blocks.0.img_mod.lin.bias"
-    odd = torch.zeros(tensors.pop(name).shape) if used else torch.zeros(256)
-    write_gguf(tmp_path / "x.gguf", {"unused": odd, **tensors} if not used else {name: odd, **tensors}, {})
-    data = (tmp_path / "x.gguf").read_bytes()
-    named = (name if used else "unused").encode()
-    place = data.index(named) + len(named) + 4 + 8
-    (tmp_path / "x.gguf").write_bytes(data[:place] + struct.pack("<I", 23) + data[place + 4 :])  # IQ4_XS
+    path, tensors = tmp_path / "x.gguf", flux_tensors(heads=1)
+    name = "double_blocks.0.img_mod.lin.bias" if used else "unused"
+    write_gguf(path, {name: torch.zeros_like(tensors.pop(name, torch.zeros(256))), **tensors}, {})
+    data = path.read_bytes()
+    place = data.index(name.encode()) + len(name) + 4 + 8
+    path.write_bytes(data[:place] + struct.pack("<I", Type.IQ4_XS) + data[place + 4 :])
     if used:
         with pytest.raises(Refused, match=f"holds {name} as IQ4_XS, a type not supported"):
-            ComfyFamily().inspect(read_header(tmp_path / "x.gguf"))
+            ComfyFamily().inspect(read_header(path))
     else:
-        part, _ = FAMILIES["comfyui"].inspect(read_header(tmp_path / "x.gguf"))
+        part, _ = FAMILIES["comfyui"].inspect(read_header(path))
         assert "unused" not in part.entries
