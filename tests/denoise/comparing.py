@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.program import Program, encoded
-from parallel_backend.denoise.replay import DeviceProgram, Prediction, Steps, script_of
+from parallel_backend.denoise.replay import DeviceProgram, Prediction, script_of
 from tests.support.programs import guider_of, recording, run_of
 
 import comfy.model_sampling  # isort: skip
@@ -37,6 +37,10 @@ class Run(NamedTuple):
 
 
 Model = Callable[[Tensor, Tensor], Tensor]
+
+
+class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):  # type: ignore[misc]
+    """FLUX's noise process as ComfyUI builds it, with shift 1.15."""
 
 
 def smooth(x: Tensor, sigma: Tensor) -> Tensor:
@@ -99,23 +103,6 @@ def sampler_of(name: str, options: dict[str, Any]) -> Any:
     return comfy.samplers.ksampler(name, options) if options else comfy.samplers.sampler_object(name)
 
 
-def drive(script: DeviceProgram, steps: Steps, told: list[tuple[int, Tensor, Tensor]], model: Model) -> Run:
-    calls = []
-    with torch.inference_mode():
-        try:
-            call = next(steps)
-            for known in script.calls():
-                assert call.sigma.ndim == 0
-                assert torch.equal(call.sigma.nan_to_num(), known.sigma.nan_to_num())
-                positive, negative = sides_of(model, call.x, call.sigma * call.x.new_ones(len(call.x)))
-                denoised = negative + (positive - negative) * CFG
-                calls.append(Call(call.x.clone(), call.sigma, known.step if known.opens_step else None, denoised))
-                call = steps.send(Prediction(denoised, (positive, negative)))
-        except StopIteration as end:
-            return Run(calls, told, end.value)
-    raise AssertionError("a program goes on after its last call")
-
-
 def script(
     name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor
 ) -> tuple[DeviceProgram, Tensor]:
@@ -127,12 +114,30 @@ def script(
     return script_of(encoded(recorded.program), x.ndim, len(sigmas), x.device), recorded.sigmas
 
 
-def our_program(program: Program, x: Tensor, rows: slice, model: Model) -> Run:
+def our_program(program: Program, x: Tensor, rows: slice, model: Model, cfg: float = CFG, branches: int = 2) -> Run:
     """Run a program on some rows of a latent."""
-    made = DeviceProgram(program, x.ndim, x.device)
-    told: list[tuple[int, Tensor, Tensor]] = []
     noise = LatentNoise(tuple(x.shape), x.device, lambda draw: draw()[..., rows, :])
-    return drive(made, made.replay(x[..., rows, :], noise, lambda *each: told.append(each)), told, model)
+    return replayed(program, x[..., rows, :], noise, model, cfg, branches)
+
+
+def replayed(program: Program, x: Tensor, noise: LatentNoise, model: Model, cfg: float = CFG, branches: int = 2) -> Run:
+    """Run a program on a latent, or on a part of one with its part of the noise. `branches` predictions are given to it."""
+    script, calls = DeviceProgram(program, x.ndim, x.device), []
+    told: list[tuple[int, Tensor, Tensor]] = []
+    with torch.inference_mode():
+        try:
+            steps = script.replay(x, noise, lambda *each: told.append(each))
+            call = next(steps)
+            for known in script.calls():
+                assert call.sigma.ndim == 0
+                assert torch.equal(call.sigma.nan_to_num(), known.sigma.nan_to_num())
+                positive, negative = sides_of(model, call.x, call.sigma * call.x.new_ones(len(call.x)))
+                denoised = negative + (positive - negative) * cfg
+                calls.append(Call(call.x.clone(), call.sigma, known.step if known.opens_step else None, denoised))
+                call = steps.send(Prediction(denoised, (positive, negative)[:branches]))
+        except StopIteration as end:
+            return Run(calls, told, end.value)
+    raise AssertionError("a program goes on after its last call")
 
 
 def start_latent(model_sampling: Any, sigmas: Tensor, batch: int) -> Tensor:

@@ -24,7 +24,7 @@ from parallel_backend.denoise.program import (
     Weights,
     encoded,
 )
-from parallel_backend.denoise.replay import DeviceProgram, Prediction, Steps, script_of
+from parallel_backend.denoise.replay import DeviceProgram, Prediction, script_of
 from parallel_backend.errors import Refused
 from tests.support.programs import program_of
 
@@ -115,16 +115,6 @@ def test_changed_bytes_are_refused_or_give_another_program() -> None:
         except Refused:
             refused += 1
     assert 100 < refused < 300
-
-
-def answered(steps: Steps) -> Tensor:
-    try:
-        call = next(steps)
-        while True:
-            call = steps.send(Prediction(call.x * 0.5, ()))
-    except StopIteration as end:
-        result: Tensor = end.value
-        return result
 
 
 def test_values_are_freed_after_their_last_use() -> None:

@@ -10,24 +10,11 @@ import torch
 
 from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import PromptSpec
-from tests.support.comfy_oracle import comfy_on_path
+from tests.denoise.comparing import FluxSampling
+from tests.support.programs import FlowSampling
 
-comfy_on_path()
-
-import comfy.conds  # noqa: E402
-import comfy.model_sampling  # noqa: E402
-import comfy.samplers  # noqa: E402
-
-
-class Schnell(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
-    """ComfyUI's noise process of FLUX.1 schnell, with its shift of 1."""
-
-    def __init__(self) -> None:
-        super().__init__(SimpleNamespace(sampling_settings={"shift": 1.0, "multiplier": 1.0}))
-
-
-class Dev(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
-    """ComfyUI's noise process of FLUX.1 dev."""
+import comfy.conds  # isort: skip
+import comfy.samplers  # isort: skip
 
 
 def takes_part_in_comfyui(entry: dict[str, Any], sigma: torch.Tensor) -> bool:
@@ -35,7 +22,7 @@ def takes_part_in_comfyui(entry: dict[str, Any], sigma: torch.Tensor) -> bool:
     return comfy.samplers.get_area_and_mult(entry, latent, sigma.expand(1)) is not None
 
 
-@pytest.mark.parametrize("process", [Schnell, Dev])
+@pytest.mark.parametrize("process", [FlowSampling, FluxSampling])
 def test_ranges_of_prompts_begin_and_end_as_in_comfyui(process: type[Any]) -> None:
     sampling, wrong = process(), []
     for steps in (2, 4, 5, 10):

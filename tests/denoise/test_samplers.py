@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.denoise.noise import LatentNoise, whole
+from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
 from parallel_backend.denoise.process import Diffusion, Flow, NoiseProcess
 from parallel_backend.denoise.replay import DeviceProgram, Prediction
@@ -25,11 +25,11 @@ from tests.denoise.comparing import (
     CFG,
     SEED,
     TOLERANCE,
+    FluxSampling,
     RecordingModel,
     Run,
     comfy_run,
     distance,
-    drive,
     our_program,
     sampler_of,
     script,
@@ -53,14 +53,12 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in LOCAL),
     ("euler_ancestral", {"eta": 0.0}),
     ("euler_ancestral", {"eta": 0.6, "s_noise": 1.1}),
-    ("dpmpp_2s_ancestral", {"eta": 0.0}),
     ("dpmpp_2s_ancestral", {"eta": 0.6, "s_noise": 1.1}),
     ("dpmpp_sde", {"eta": 0.0}),
     ("dpmpp_sde", {"eta": 0.6, "s_noise": 1.1, "r": 0.7}),
     ("dpmpp_2m_sde", {"eta": 0.0}),
     ("dpmpp_2m_sde", {"s_noise": 0.0}),
     ("dpmpp_2m_sde", {"eta": 0.6, "s_noise": 1.1, "solver_type": "heun"}),
-    ("dpmpp_3m_sde", {"eta": 0.0}),
     ("dpmpp_3m_sde_gpu", {"eta": 0.6, "s_noise": 1.1}),
     ("lcm", {"s_noise": 1.2, "s_noise_end": 0.4, "noise_clip_std": 1.5}),
     ("er_sde", {"s_noise": 0.0, "max_stage": 1}),
@@ -83,10 +81,6 @@ NAMED = {
 
 ODD_SCHEDULES = [(0.0, 0.0), (0.3, 0.6, 0.9), (0.9, 0.5, 0.5, 0.0), (0.9, 0.5, 0.7, 0.0), (1.0, -0.5)]
 """Schedules that stand still, rise, or go below 0."""
-
-
-class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
-    """FLUX's noise process as ComfyUI builds it, with shift 1.15."""
 
 
 SAMPLINGS = {
@@ -112,9 +106,7 @@ def our_run(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, 
     """Run the replayed sampler. Sigmas change in place as ComfyUI's function changes them."""
     made, written = script(name, options, model_sampling, x, sigmas)
     sigmas.copy_(written)
-    told: list[tuple[int, Tensor, Tensor]] = []
-    steps = made.replay(x, LatentNoise(tuple(x.shape), x.device, whole), lambda *each: told.append(each))
-    return drive(made, steps, told, denoise)
+    return our_program(made.program, x, slice(None), denoise)
 
 
 def schedules(model_sampling: Any, scheduler: str, counts: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -122,13 +114,15 @@ def schedules(model_sampling: Any, scheduler: str, counts: tuple[int, ...]) -> I
     for count in counts:
         whole = comfy.samplers.calculate_sigmas(model_sampling, scheduler, count)
         yield f"{count} steps", whole
+        if count < 5:
+            continue
         yield f"the first of {count} steps", whole[: (count + 1) // 2 + 1]
         if count < 20 or scheduler == "simple":  # Brownian paths are slow
             longer = comfy.samplers.calculate_sigmas(model_sampling, scheduler, int(count / 0.6))
             yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
-    if 5 in counts:
-        one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
-        yield "5 steps without the last but one", torch.cat([one_more[:-2], one_more[-1:]])
+        if count == 5:
+            one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
+            yield "5 steps without the last but one", torch.cat([one_more[:-2], one_more[-1:]])
 
 
 def worst(ours: Run, theirs: Run) -> float:
@@ -143,34 +137,11 @@ def worst(ours: Run, theirs: Run) -> float:
     return max(distances)
 
 
-# test_results_of_patches_join_to_that_of_the_whole_latent has the options in the quick run, over six steps.
-@thorough
-@pytest.mark.parametrize("counts", [SHORT, LONG], ids=["short", "long"])
-@product(
-    sampling=SAMPLINGS.keys(),
-    scheduler=SCHEDULERS,
-    sampler={name: sampler for name, sampler in NAMED.items() if sampler[1]},
-)
-def test_a_replayed_sampler_with_options_equals_comfyuis_at_every_call(
-    sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str, counts: tuple[int, ...]
-) -> None:
-    check_replayed(sampler, scheduler, sampling, counts)
-
-
 @pytest.mark.parametrize("counts", [SHORT, pytest.param(LONG, marks=thorough)], ids=["short", "long"])
-@product(
-    sampling=SAMPLINGS.keys(),
-    scheduler=SCHEDULERS,
-    sampler={name: sampler for name, sampler in NAMED.items() if not sampler[1]},
-)
+@product(sampling=SAMPLINGS.keys(), scheduler=SCHEDULERS, sampler=NAMED)
 def test_a_replayed_sampler_equals_comfyuis_at_every_call(
     sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str, counts: tuple[int, ...]
 ) -> None:
-    check_replayed(sampler, scheduler, sampling, counts)
-
-
-def check_replayed(sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str, counts: tuple[int, ...]) -> None:
-    """Assert that a replayed sampler equals ComfyUI's under these schedules, at every call."""
     name, options = sampler
     model_sampling = SAMPLINGS[sampling]
     for case, sigmas in schedules(model_sampling, scheduler, counts):
@@ -225,7 +196,6 @@ def test_results_of_patches_join_to_that_of_the_whole_latent(name: str, options:
         assert {float(patch.sigma) for patch in patches} == {float(call.sigma)}
         assert distance(torch.cat([patch.x for patch in patches], dim=-2), call.x) <= TOLERANCE
     assert torch.equal(x, before)
-    assert worst(complete, comfy_run(sampler_of(name, options), model_sampling, x, sigmas)) <= TOLERANCE
 
 
 @product(shape=[(2, 1, 40), (1, 4, 3, 6, 5)], name=LOCAL)
@@ -245,21 +215,10 @@ def process_of(model_sampling: Any) -> NoiseProcess:
 
 
 MASKED = ("euler", "euler_cfg_pp", "euler_ancestral", "heun", "dpmpp_2m", "dpmpp_sde", "uni_pc", "lcm")
-"""Samplers with a mask in the quick run. The mask is applied around the model, and only CFG++ reads more than the model's
-output.
-"""
+"""Samplers with a mask. The mask is applied around the model, and only CFG++ reads more than the model's output."""
 
 
-@pytest.mark.parametrize(
-    ("sampling", "name"),
-    [
-        pytest.param(
-            sampling, name, marks=[thorough] * (name not in MASKED or sampling != ("shifted", "velocity")[place % 2])
-        )
-        for place, name in enumerate(LOCAL)
-        for sampling in ("shifted", "velocity")
-    ],
-)
+@product(name=MASKED, sampling=["shifted", "velocity"])
 def test_a_masked_denoise_gives_comfyuis_result(name: str, sampling: str) -> None:
     """The mask is applied around the model as in ComfyUI. CFG++ uses the branches before the mask."""
     model_sampling = SAMPLINGS[sampling]

@@ -11,11 +11,11 @@ from torch import Tensor
 from parallel_backend.comm.meter import Meter
 from parallel_backend.denoise.noise import Draw, LatentNoise, Share, SharedNoise
 from parallel_backend.denoise.program import Program
-from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.plan import ResolvedPlan
+from tests.denoise.comparing import replayed, smooth
 from tests.support.plans import cpu_plan
 from tests.support.programs import program_of
 from tests.support.ranks import run_ranks
@@ -24,24 +24,11 @@ from tests.support.selection import thorough
 SHAPE = (3, 2, 5, 4)
 SIGMAS = torch.linspace(1, 0, 5)
 SAMPLERS = ("euler_ancestral", "dpmpp_sde", "seeds_2", "lcm")
-SEED = 7
-
-
-def program(name: str, seed: int) -> Program:
-    return program_of(name, SIGMAS, torch.empty(SHAPE), seed=seed)
 
 
 def run(program: Program, x: Tensor, share: Share) -> Tensor:
     """Return a sampler's result with a model that works on each element separately."""
-    with torch.inference_mode():
-        steps = DeviceProgram(program, x.ndim, x.device).replay(x, LatentNoise(SHAPE, x.device, share))
-        try:
-            call = next(steps)
-            while True:
-                denoised = call.x * (1.1 - call.sigma) / (1 + call.x * call.x)
-                call = steps.send(Prediction(denoised, (denoised,)))
-        except StopIteration as end:
-            return end.value
+    return replayed(program, x, LatentNoise(SHAPE, x.device, share), smooth).result
 
 
 @pytest.mark.filterwarnings("ignore:Should have t:UserWarning")
@@ -61,7 +48,10 @@ def test_ranks_with_different_generators_agree(plan: ResolvedPlan, drawing: int)
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
     runs, patches = cut(SHAPE[0], plan.data), Picture(SHAPE, (2, 2)).regions(plan.patches)
 
-    programs = {seed: [program(name, SEED + 100 * seed) for name in SAMPLERS] for seed in range(plan.world_size)}
+    programs = {
+        rank: [program_of(name, SIGMAS, torch.empty(SHAPE), seed=7 + 100 * rank) for name in SAMPLERS]
+        for rank in range(plan.world_size)
+    }
 
     def on_rank(rank: int) -> tuple[int, list[Tensor], dict[str, int]] | None:
         meter = Meter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,16 +92,12 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
         given: Mapping[str, Tensor] = {"latent": torch.zeros(shape, dtype=torch.bfloat16)}
         Autoencoding(dry).execute(message, given)  # type: ignore[arg-type]
         counts = gpu.begin()
-    needed = config.vae.memory_used_decode(shape, torch.bfloat16) / plan.world_size
     return Result(
         kernels=counts.kernels.total(),
         names=dict(counts.kernels),
         collectives=counts.collectives.total(),
         sent=sum(dry.meter.sent.values()),
         peak=counts.peak,
-        formula=needed,
-        blocks={},
-        passes={},
-        blocks_run=0,
-        waits=[f"{count} x {place}" for place, count in Counter(gpu.waits).items()],
+        formula=config.vae.memory_used_decode(shape, torch.bfloat16) / plan.world_size,
+        waits=gpu.waited(),
     )

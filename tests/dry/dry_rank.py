@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,10 @@ class Result:
     sent: int
     peak: int
     formula: float
-    blocks: dict[str, int]
-    passes: dict[str, float]
-    blocks_run: int
     waits: list[str]
+    blocks: dict[str, int] = field(default_factory=dict)
+    passes: dict[str, float] = field(default_factory=dict)
+    blocks_run: int = 0
 
 
 @dataclass
@@ -137,7 +137,7 @@ class DryRank(LoneRank, BlockAccess):
             blocks={kind: max(kernels for kernels, _ in found) for kind, found in step.blocks.items()},
             passes={kind: max(moved for _, moved in found) / features for kind, found in step.blocks.items()},
             blocks_run=sum(map(len, step.blocks.values())),
-            waits=[f"{count} x {place}" for place, count in Counter(self._gpu.waits).items()],
+            waits=self._gpu.waited(),
         )
 
 

@@ -10,10 +10,10 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -128,6 +128,10 @@ class FakeGpu(TorchDispatchMode):
         """Note that the host waits for the device here."""
         if self.watch:
             self.waits.append(f"{what} at {_place()}")
+
+    def waited(self) -> list[str]:
+        """Return the places where the host would have waited, each with its number of times."""
+        return [f"{count} x {place}" for place, count in Counter(self.waits).items()]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator with real data on the host, and with fake tensors on the device."""
@@ -295,37 +299,14 @@ def _place() -> str:
     return " < ".join(reversed(frames[-4:]))
 
 
-class FakeStream:
-    """A stream or an event on which everything is done at once."""
+class FakeStream(nullcontext[None]):
+    """A stream or an event on which everything is done at once: each of its methods returns it, and it is true."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        pass
+        super().__init__()
 
-    def __enter__(self) -> FakeStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
-
-    def wait_stream(self, _: object) -> None:
-        """Do nothing: no stream has pending work."""
-
-    def wait_event(self, _: object) -> None:
-        """Do nothing: every event is done."""
-
-    def record(self, _: object = None) -> None:
-        """Do nothing: there is nothing to record."""
-
-    def record_event(self) -> FakeStream:
-        """Return an event that is done."""
-        return self
-
-    def synchronize(self) -> None:
-        """Do nothing. Threads call this in place of the loop."""
-
-    def query(self) -> bool:
-        """Return True: the work is done."""
-        return True
+    def __getattr__(self, name: str) -> Callable[..., FakeStream]:
+        return lambda *_: self
 
 
 def _tensors_equal(_: Tensor, __: Tensor) -> bool:

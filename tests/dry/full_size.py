@@ -189,29 +189,28 @@ class Clip:
     short: tuple[int, ...]
 
 
+_OF_PICTURES = {
+    "double_z": True, "z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128, "ch_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
+}  # fmt: skip
+"""ComfyUI's settings of the autoencoders of pictures."""
+
+
 def _flux_vae() -> Any:
     from comfy.ldm.models.autoencoder import AutoencodingEngine
 
-    settings = {
-        "double_z": True, "z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
-        "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
-    }  # fmt: skip
     module = "comfy.ldm.modules.diffusionmodules.model"
     return AutoencodingEngine(
         regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
-        encoder_config={"target": f"{module}.Encoder", "params": settings},
-        decoder_config={"target": f"{module}.Decoder", "params": settings},
+        encoder_config={"target": f"{module}.Encoder", "params": _OF_PICTURES},
+        decoder_config={"target": f"{module}.Decoder", "params": _OF_PICTURES},
     )
 
 
 def _flux2_vae() -> Any:
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
-    settings = {
-        "double_z": True, "z_channels": 32, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
-        "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "batch_norm_latent": True,
-    }  # fmt: skip
-    return AutoencoderKL(ddconfig=settings, embed_dim=32)
+    return AutoencoderKL(ddconfig={**_OF_PICTURES, "z_channels": 32, "batch_norm_latent": True}, embed_dim=32)
 
 
 def _wan_vae() -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.dry_run import CASES
+from benchmarks.dry_run import CASES, IN_BLOCKS
 from parallel_backend.plan.predict.kernel_counts import (
     CHUNK,
     FP8,
@@ -34,80 +34,46 @@ PAGE = ROOT / "docs/measured/dry-run.md"
 COMMAND = (sys.executable, "-m", "benchmarks.dry_run")
 
 LIMITS = {
-    "FLUX.1-dev, one rank": (189, {"DoubleStreamBlock": 43, "SingleStreamBlock": 15}, 0, 0),
-    "FLUX.1-dev, ulysses 2": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9, 113_508_352),
-    "FLUX.1-dev, ulysses 2, streamed weights": (
-        211,
-        {"DoubleStreamBlock": 46, "SingleStreamBlock": 18},
-        9,
-        2_039_200_768,
-    ),
-    "FLUX.1-dev, ulysses 2, sharded weights": (
-        207,
-        {"DoubleStreamBlock": 46, "SingleStreamBlock": 18},
-        13,
-        1_076_354_560,
-    ),
-    "FLUX.1-dev, ulysses 4": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9, 85_327_872),
-    "FLUX.1-dev, ulysses 4, heads in 3 chunks": (
-        239,
-        {"DoubleStreamBlock": 54, "SingleStreamBlock": 26},
-        25,
-        85_327_872,
-    ),
-    "FLUX.1-dev, ulysses 4, exchange fp8": (
-        315,
-        {"DoubleStreamBlock": 73, "SingleStreamBlock": 45},
-        9,
-        44_187_648,
-    ),
-    "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 13, 170_262_528),
-    "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 13, 71_237_632),
-    "FLUX.1-dev, pipefusion 4, first stage": (407, {"DoubleStreamBlock": 47}, 9, 28_311_553),
-    "FLUX.1-dev, pipefusion 4, second stage": (403, {"DoubleStreamBlock": 47}, 9, 28_311_553),
-    "FLUX.1-dev, pipefusion 4, last stage": (365, {"SingleStreamBlock": 19}, 8, 1_048_576),
-    "FLUX.2-dev, one rank": (190, {"DoubleStreamBlock": 42, "SingleStreamBlock": 15}, 0, 0),
-    "FLUX.2-dev, ulysses 2": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 227_016_704),
-    "FLUX.2-dev, ulysses 4": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 170_655_744),
-    "FLUX.2-dev, ulysses 8": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 100_007_936),
-    "Wan 2.2 14B, one rank": (116, {"WanAttentionBlock": 31}, 0, 0),
-    "Wan 2.2 14B, ulysses 2": (126, {"WanAttentionBlock": 34}, 5, 1_553_126_400),
-    "Wan 2.2 14B, ulysses 2, heads in 4 chunks": (150, {"WanAttentionBlock": 46}, 17, 1_553_126_400),
-    "Wan 2.2 14B, ring 2 x ulysses 2": (146, {"WanAttentionBlock": 44}, 7, 1_555_545_600),
-    "Wan 2.2 14B, cfg 2 x ulysses 4": (131, {"WanAttentionBlock": 34}, 6, 1_187_827_200),
-    "Wan 2.2 14B, pipefusion 2, first stage": (142, {"WanAttentionBlock": 33}, 4, 774_144_001),
-    "Wan 2.2 14B, pipefusion 2, last stage": (184, {"WanAttentionBlock": 33}, 4, 19_353_600),
-    "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0, 0),
-    "Qwen-Image, ulysses 2": (168, {"QwenImageTransformerBlock": 52}, 5, 53_739_520),
-    "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5, 40_501_248),
-    "Qwen-Image, ulysses 8": (168, {"QwenImageTransformerBlock": 52}, 5, 23_855_104),
-    "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0, 0),
-    "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 13, 128_200_704),
-    "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0, 0),
-    "HunyuanVideo 1.5, ulysses 8": (198, {"DoubleStreamBlock": 46}, 5, 407_141_504),
-    "MiniMax-H3, one rank": (173, {"DiTBlock": 36}, 0, 0),
-    "MiniMax-H3, ulysses 2": (186, {"DiTBlock": 40}, 6, 3_162_066_944),
-    "MiniMax-H3, ulysses 4": (186, {"DiTBlock": 40}, 6, 2_386_194_432),
-    "MiniMax-H3, ulysses 8": (186, {"DiTBlock": 40}, 6, 1_407_709_184),
-    "CogVideoX 1.5, one rank": (165, {"CogVideoXBlock": 59}, 0, 0),
-    "CogVideoX 1.5, ulysses 2": (175, {"CogVideoXBlock": 62}, 5, 560_007_168),
-    "CogVideoX 1.5, ring 2 x ulysses 2": (195, {"CogVideoXBlock": 72}, 7, 562_873_344),
-    "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, {"CogVideoXBlock": 72}, 8, 585_851_904),
+    "FLUX.1-dev, one rank": (189, 0, 0),
+    "FLUX.1-dev, ulysses 2, streamed weights": (211, 9, 2_039_200_768),
+    "FLUX.1-dev, ulysses 2, sharded weights": (207, 13, 1_076_354_560),
+    "FLUX.1-dev, ulysses 4": (207, 9, 85_327_872),
+    "FLUX.1-dev, ulysses 4, heads in 3 chunks": (239, 25, 85_327_872),
+    "FLUX.1-dev, ulysses 4, exchange fp8": (315, 9, 44_187_648),
+    "FLUX.1-dev, ring 4": (291, 13, 170_262_528),
+    "FLUX.1-dev, ring 2 x ulysses 4": (247, 13, 71_237_632),
+    "FLUX.1-dev, pipefusion 4, first stage": (407, 9, 28_311_553),
+    "FLUX.1-dev, pipefusion 4, second stage": (403, 9, 28_311_553),
+    "FLUX.1-dev, pipefusion 4, last stage": (365, 8, 1_048_576),
+    "FLUX.2-dev, one rank": (190, 0, 0),
+    "FLUX.2-dev, ulysses 8": (208, 9, 100_007_936),
+    "Wan 2.2 14B, one rank": (116, 0, 0),
+    "Wan 2.2 14B, ulysses 2, heads in 4 chunks": (150, 17, 1_553_126_400),
+    "Wan 2.2 14B, ring 2 x ulysses 2": (146, 7, 1_555_545_600),
+    "Wan 2.2 14B, cfg 2 x ulysses 4": (131, 6, 1_187_827_200),
+    "Wan 2.2 14B, pipefusion 2, first stage": (142, 4, 774_144_001),
+    "Wan 2.2 14B, pipefusion 2, last stage": (184, 4, 19_353_600),
+    "Qwen-Image, one rank": (157, 0, 0),
+    "Qwen-Image, ulysses 8": (168, 5, 23_855_104),
+    "Z-Image, one rank": (215, 0, 0),
+    "Z-Image, ring 2 x ulysses 2": (278, 13, 128_200_704),
+    "HunyuanVideo 1.5, one rank": (187, 0, 0),
+    "HunyuanVideo 1.5, ulysses 8": (198, 5, 407_141_504),
+    "MiniMax-H3, one rank": (173, 0, 0),
+    "MiniMax-H3, ulysses 2": (186, 6, 3_162_066_944),
+    "CogVideoX 1.5, one rank": (165, 0, 0),
+    "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, 8, 585_851_904),
+    "FLUX.1-dev in Q4_K, no room, one rank": (1589, 0, 0),
+    "FLUX.1-dev in Q4_K, with room, one rank": (189, 0, 0),
+    "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage": (2007, 9, 28_311_553),
+    "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage": (407, 9, 28_311_553),
 }
-"""Limits of a step in the steady state: kernels of a step of two blocks of each kind, kernels of a block of each kind,
-collectives, and bytes sent.
+"""Limits of a step of two blocks of each kind in the steady state: kernels, collectives, and bytes sent.
 
-Bytes that streamed weights copy from the host count as sent. With another ComfyUI, the kernels of one rank are those of its own
+Bytes that streamed weights copy from the host count as sent. Eager operations expand GGUF's weights; with room only once, so
+that the kernels equal those of a plain file. With another ComfyUI, the kernels of one rank are those of its own
 forward, and the limits apply only to the kernels that a split adds.
 """
-
-IN_BLOCKS = {
-    "FLUX.1-dev in Q4_K, no room, one rank": 1589,
-    "FLUX.1-dev in Q4_K, with room, one rank": 189,
-    "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage": 2007,
-    "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage": 407,
-}
-"""Kernels of such a step of a GGUF file whose weights eager operations expand. With room they equal those of a plain file."""
 
 DECODES = {
     "FLUX.1's VAE, one rank": (153, 0, 1.8),
@@ -119,45 +85,21 @@ DECODES = {
 }
 """Kernels and collectives of a decode of a picture, or of nine frames, and the peak of its tensors in GB."""
 
-LATER = (
-    "FLUX.1-dev, ulysses 4",
-    "Wan 2.2 14B, ulysses 2, heads in 4 chunks",
-    "FLUX.1-dev, pipefusion 4, second stage",
-    "FLUX.1-dev in Q4_K, no room, one rank",
-    "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage",
-    "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage",
-    "FLUX.2-dev, one rank",
-    "FLUX.2-dev, ulysses 2",
-    "FLUX.2-dev, ulysses 4",
-    "FLUX.2-dev, ulysses 8",
-    "HunyuanVideo 1.5, one rank",
-    "HunyuanVideo 1.5, ulysses 8",
-    "Wan 2.2 14B, ulysses 2",
-    "Wan 2.2 14B, cfg 2 x ulysses 4",
-    "Qwen-Image, ulysses 4",
-    "Qwen-Image, ulysses 8",
-    "MiniMax-H3, ulysses 4",
-    "MiniMax-H3, ulysses 8",
-    "CogVideoX 1.5, ulysses 2",
-    "CogVideoX 1.5, ring 2 x ulysses 2",
-    "FLUX.1-dev, ulysses 2, streamed weights",
-    "FLUX.1-dev, ulysses 2, sharded weights",
-    "Wan 2.2 14B, pipefusion 2, first stage",
-    "Wan 2.2 14B, pipefusion 2, last stage",
-    "FLUX.1's VAE, one rank",
-    "FLUX.1's VAE, 4 ranks",
-    "Wan 2.1's VAE, one rank",
-    "FLUX.1-dev, ulysses 2",
-    "FLUX.1-dev, ring 4",
-    "FLUX.1-dev in Q4_K, with room, one rank",
-    "FLUX.2's VAE, one rank",
-    "Qwen-Image, ulysses 2",
-    "Z-Image, ring 2 x ulysses 2",
-    "Wan 2.1's VAE, 4 ranks",
+QUICK = (
+    *(
+        f"{model}, one rank"
+        for model in ("FLUX.1-dev", "Wan 2.2 14B", "Qwen-Image", "Z-Image", "MiniMax-H3", "CogVideoX 1.5")
+    ),
+    "FLUX.1-dev, ulysses 4, heads in 3 chunks",
+    "FLUX.1-dev, ulysses 4, exchange fp8",
+    "FLUX.1-dev, ring 2 x ulysses 4",
+    "FLUX.1-dev, pipefusion 4, first stage",
+    "FLUX.1-dev, pipefusion 4, last stage",
+    "MiniMax-H3, ulysses 2",
+    "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2",
+    "FLUX.2's VAE, 4 ranks",
 )
-"""Cases that the quick run skips. It has each kind of split and each class of blocks: Ulysses on FLUX.1 and MiniMax-H3, Ring with
-Ulysses on FLUX.1, Wan and CogVideoX, and every class on one rank. vae/test_comfyui decodes videos on ranks.
-"""
+"""Cases of the quick run: every class of blocks on one rank, each kind of split, and a decode on ranks."""
 
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: one before and one after the attention."""
@@ -193,44 +135,37 @@ def counted(*options: str) -> dict[str, dict[str, Any]]:
 
 
 def each(cases: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrise a test with these cases. The quick run skips some."""
+    """Parametrise a test with these cases. The quick run has only those in QUICK."""
     return pytest.mark.parametrize(
-        "case", [pytest.param(case, marks=thorough if case in LATER else ()) for case in cases]
+        "case", [pytest.param(case, marks=[thorough] * (case not in QUICK)) for case in cases]
     )
 
 
 @pytest.fixture(scope="module")
 def short(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    """Return all cases with two blocks of each kind."""
-    later = () if request.config.getoption("--all") else LATER
-    return counted("--short", *(option for case in later for option in ("--but", case)))
+    """Return the cases with two blocks of each kind."""
+    wanted = {*LIMITS, *DECODES} if request.config.getoption("--all") else QUICK
+    return counted("--short", *(f"--but={case}" for case in (*CASES, *IN_BLOCKS, *DECODES) if case not in wanted))
 
 
 def on_one_rank(case: str) -> str:
     """Return the name of the case of the same model without a split."""
-    return f"{case.partition(',')[0]}, one rank"
+    return f"{case.partition(',')[0].removesuffix(' in Q4_K')}, one rank"
 
 
 @each(LIMITS)
-def test_no_step_exceeds_its_limits(case: str, short: dict[str, dict[str, Any]]) -> None:
-    kernels, blocks, collectives, sent = LIMITS[case]
-    found = short[case]
+def test_a_step_stays_within_its_limits_and_waits_for_nothing(case: str, short: dict[str, dict[str, Any]]) -> None:
+    """A peak above the formula's would let a plan run out of memory. One far below would refuse plans that fit."""
+    kernels, collectives, sent = LIMITS[case]
+    found, one = short[case], on_one_rank(case)
     if not is_listed():
-        one, (least, each_block, *_) = short[on_one_rank(case)], LIMITS[on_one_rank(case)]
-        kernels += one["kernels"] - least
-        blocks = {kind: limit + one["blocks"][kind] - each_block[kind] for kind, limit in blocks.items()}
+        kernels += short[one]["kernels"] - LIMITS[one][0]
     assert found["kernels"] <= kernels
-    assert found["blocks"].keys() == blocks.keys()
-    assert all(found["blocks"][kind] <= limit for kind, limit in blocks.items())
     assert found["collectives"] <= collectives
     assert found["sent"] <= sent
-
-
-@each(LIMITS)
-def test_no_operation_of_the_loop_waits_for_the_device(case: str, short: dict[str, dict[str, Any]]) -> None:
-    own = OF_COMFYUI.get(case.partition(",")[0], {})
-    found = Counter(wait.partition(" at ")[2].partition(" ")[0] for wait in short[case]["waits"])
-    assert found <= Counter(own), short[case]["waits"]
+    assert "with room" in case or found["peak"] <= found["formula"] <= 1.6 * found["peak"]
+    waits = Counter(wait.partition(" at ")[2].partition(" ")[0] for wait in found["waits"])
+    assert waits <= Counter(OF_COMFYUI.get(case.partition(",")[0], {})), found["waits"]
 
 
 @each(case for case in LIMITS if "ulysses" in case or "ring" in case)
@@ -244,26 +179,23 @@ def test_each_chunk_takes_two_all_to_alls_and_each_hop_one_and_outputs_are_gathe
     assert short[case]["collectives"] == block * short[case]["blocks_run"] + OUTPUTS.get(model, 1) + guidance
 
 
-def test_plans_assume_the_kernels_that_blocks_launch(short: dict[str, dict[str, Any]]) -> None:
-    """Plans assume the most kernels of any model on one rank."""
-    counts = [short[case]["blocks"] for case, (_, degrees) in CASES.items() if not degrees and case in short]
-    most = {kind: max(each.get(kind, 0) for each in counts) for each in counts for kind in each}
-    assert most.keys() == OF_A_BLOCK.keys()
-    tell_new("kernels of a block", {f"{kind} ({most[kind]})" for kind in most if most[kind] != OF_A_BLOCK[kind]})
-
-
-def test_plans_assume_the_passes_over_features_that_blocks_make(short: dict[str, dict[str, Any]]) -> None:
-    """Plans assume the most passes of any model on one rank. FLUX.2, which `--all` counts, makes the most of its classes."""
-    counts = [short[case]["passes"] for case, (_, degrees) in CASES.items() if not degrees and case in short]
-    most = {kind: round(max(each.get(kind, 0.0) for each in counts)) for each in counts for kind in each}
-    assert most.keys() == PASSES_OF_A_BLOCK.keys()
-    assert not is_listed() or all(most[kind] <= PASSES_OF_A_BLOCK[kind] for kind in most)
+def test_plans_assume_the_kernels_and_the_passes_over_features_of_blocks(short: dict[str, dict[str, Any]]) -> None:
+    """Plans assume the most of any model on one rank. FLUX.2, which `--all` counts, makes the most passes of its classes."""
+    alone = [short[case] for case, (_, degrees) in CASES.items() if not degrees and case in short]
     fewer = set() if "FLUX.2-dev, one rank" in short else {"DoubleStreamBlock", "SingleStreamBlock"}
-    others = {kind for kind in most if most[kind] != PASSES_OF_A_BLOCK[kind]} - fewer
-    tell_new("passes of a block", {f"{kind} ({most[kind]})" for kind in others})
+    for name, counts, assumed in (("kernels", "blocks", OF_A_BLOCK), ("passes", "passes", PASSES_OF_A_BLOCK)):
+        most = {
+            kind: round(max(each[counts].get(kind, 0) for each in alone)) for each in alone for kind in each[counts]
+        }
+        assert most.keys() == assumed.keys()
+        others = {kind for kind in most if most[kind] != assumed[kind]}
+        if name == "passes":
+            assert not is_listed() or all(most[kind] <= assumed[kind] for kind in fewer)
+            others -= fewer
+        tell_new(f"{name} of a block", {f"{kind} ({most[kind]})" for kind in others})
 
 
-@each(case for case in LIMITS if "one rank" not in case)
+@each(case for case in LIMITS if case in CASES and "one rank" not in case)
 def test_plans_assume_the_kernels_that_a_distributed_attention_launches(
     case: str, short: dict[str, dict[str, Any]]
 ) -> None:
@@ -281,23 +213,6 @@ def test_plans_assume_the_kernels_that_a_distributed_attention_launches(
     fewer = PATCHED if more and "pipefusion" in degrees else more
     alone = {kind: of_a_block(kind) for kind in OF_A_BLOCK} if is_listed() else short[on_one_rank(case)]["blocks"]
     assert all(-fewer <= found - alone[kind] - added <= more for kind, found in short[case]["blocks"].items())
-
-
-@each(LIMITS)
-def test_a_ranks_peak_is_close_below_the_formulas(case: str, short: dict[str, dict[str, Any]]) -> None:
-    """A larger peak would let a plan run out of memory. A much smaller one would refuse plans that fit."""
-    peak, formula = short[case]["peak"], short[case]["formula"]
-    assert peak <= formula <= 1.6 * peak
-
-
-@each(IN_BLOCKS)
-def test_gguf_weights_are_expanded_without_a_wait_and_with_room_only_once(
-    case: str, short: dict[str, dict[str, Any]]
-) -> None:
-    assert short[case]["kernels"] <= IN_BLOCKS[case]
-    if "no room" in case:
-        assert short[case]["peak"] <= short[case]["formula"] <= 1.6 * short[case]["peak"]
-    assert not short[case]["waits"]
 
 
 @each(DECODES)
@@ -338,15 +253,6 @@ def test_the_page_equals_the_commands_output() -> None:
     for case, found in printed.items():
         shared = found.keys() & page[case].keys() - {"A step of"}
         assert {name: page[case][name] for name in shared} == {name: found[name] for name in shared}
-
-
-@thorough
-def test_one_rank_launches_no_more_kernels_than_comfyui() -> None:
-    """Our whole step, with sampler and preview, is compared with ComfyUI's forward alone."""
-    own = counted("--own", "--only", "FLUX.1")["FLUX.1-dev"]["kernels"]
-    found = counted("--only", "FLUX.1-dev, one rank")["FLUX.1-dev, one rank"]
-    assert found["kernels"] <= min(own, 1_450)
-    assert counted("--only", "FLUX.1-dev, ulysses 4")["FLUX.1-dev, ulysses 4"]["kernels"] <= 1_900
 
 
 @thorough

@@ -13,28 +13,21 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from parallel_backend.weights.formats import BLOCK_TYPES, EXPAND_VALUES
 from tests.dry.fake_gpu import DEVICE, FakeGpu
+from tests.support.selection import thorough
 
 WAITS: dict[str, Callable[[Tensor], object]] = {
     "item": lambda x: x[0].item(),
-    "int": lambda x: int(x.sum()),
-    "float": lambda x: float(x.sum()),
     "bool": lambda x: bool(x.any()),
-    "tolist": lambda x: x.tolist(),
-    "a comparison in an if": lambda x: 1 if x[0] > 0 else 2,
     "torch.equal": lambda x: torch.equal(x, x + 1),
     "cpu": lambda x: x.cpu(),
-    "numpy": lambda x: x.cpu().numpy(),
-    "to the host": lambda x: x.to("cpu"),
     "to memory that is not pinned": lambda x: torch.empty(4).copy_(x, non_blocking=True),
     "to pinned memory, blocking": lambda x: torch.empty(4, pin_memory=True).copy_(x),
     "from memory that is not pinned": lambda x: torch.zeros(4).to(DEVICE, non_blocking=True),
     "a list": lambda x: torch.tensor([1.0, 2.0], device=DEVICE),
-    "as_tensor of a list": lambda x: torch.as_tensor([1.0, 2.0], device=DEVICE),
     "new_tensor of a list": lambda x: x.new_tensor([1.0, 2.0]),
     "a number": lambda x: torch.tensor(3.0, device=DEVICE),
     "nonzero": lambda x: x.nonzero(),
     "a mask": lambda x: x[x > 0],
-    "where without values": lambda x: torch.where(x > 0),
     "unique": lambda x: x.unique(),
     "an index on the host": lambda x: x[torch.tensor([0, 1])],
     "synchronize": lambda x: torch.cuda.synchronize(),
@@ -57,6 +50,9 @@ KERNELS = {
 }  # fmt: skip
 """Limits of kernels of eager operations that expand EXPAND_VALUES values. They may only decrease."""
 
+QUICK = (Type.Q8_0, Type.Q5_0, Type.Q4_K, Type.Q6_K)
+"""Types of the quick run: plain blocks, blocks with further bits, and blocks of blocks."""
+
 
 @pytest.fixture
 def gpu() -> Iterator[FakeGpu]:
@@ -65,22 +61,19 @@ def gpu() -> Iterator[FakeGpu]:
         yield found
 
 
-@pytest.mark.parametrize("way", WAITS)
-def test_every_waiting_operation_is_noted(gpu: FakeGpu, way: str) -> None:
+@pytest.mark.parametrize("way", [*WAITS, *NO_WAITS])
+def test_the_operations_that_wait_are_noted_and_no_others(gpu: FakeGpu, way: str) -> None:
     x = torch.ones(4, device=DEVICE)
     assert not gpu.waits
     with suppress(DataDependentOutputException, DynamicOutputShapeException):  # these values end a dry run
-        WAITS[way](x)
-    assert gpu.waits
+        (WAITS | NO_WAITS)[way](x)
+    assert bool(gpu.waits) == (way in WAITS)
 
 
-@pytest.mark.parametrize("way", NO_WAITS)
-def test_operations_that_do_not_wait_are_not_noted(gpu: FakeGpu, way: str) -> None:
-    NO_WAITS[way](torch.ones(4, device=DEVICE))
-    assert not gpu.waits
-
-
-@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+# weights/test_formats expands each type
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=kind.name, marks=[thorough] * (kind not in QUICK)) for kind in BLOCK_TYPES]
+)
 def test_blocks_are_expanded_without_a_wait_and_within_the_limit_of_kernels(gpu: FakeGpu, kind: Type) -> None:
     storage, width = BLOCK_TYPES[kind], 1024
     for chunks in (1, 3):

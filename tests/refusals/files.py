@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,12 +20,15 @@ from tests.support.tiny.formats import save_diffusers
 from tests.support.tiny.quantised import save_quantised
 from tests.support.tiny.vae import cogvideox_vae_tensors
 from tests.vae.comfy_vaes import save_image_vae
+from tests.weights.tiny import write_gguf
 
 
 def stored(server: ComfyUI) -> Refusals:
     """Yield graphs with files in refused containers: GGUF, folders, links. tests/weights/test_formats.py has more."""
     folder = server.base_dir / "models" / "diffusion_models"
-    whole = write_gguf(folder / "whole.gguf").read_bytes()
+    write_gguf(folder / "whole.gguf", {"x": torch.zeros(64)}, {})
+    write_gguf(folder / "part.gguf", {"x": torch.zeros(64)}, {}, numbers={"split.no": 0, "split.count": 2})
+    whole, part = ((folder / f"{name}.gguf").read_bytes() for name in ("whole", "part"))
     for name, content, said in (
         (
             "old",
@@ -34,11 +36,7 @@ def stored(server: ComfyUI) -> Refusals:
             "is GGUF version 1 and 3 is supported: convert it again.",
         ),
         ("short", whole[:40], "is truncated or damaged: its header does not end within 40 bytes and the file has 40"),
-        (
-            "part",
-            write_gguf(folder / "part.gguf", parts=2).read_bytes(),
-            "is part 1 of 2 of a model (the others are part-",
-        ),
+        ("part", part, "is part 1 of 2 of a model (the others are part-"),
         ("long", whole.replace(described(), described(dims=99)), "has a damaged header (tensor x has 99 dimensions)"),
     ):
         (folder / f"{name}.gguf").write_bytes(content)
@@ -71,8 +69,6 @@ def marked(server: ComfyUI) -> Refusals:
     layer = "single_blocks.0.linear2"
     for name, changed, said in (
         ("torn", {f"{layer}.comfy_quant": words('{"form')}, "has damaged quantisation settings ("),
-        ("no size", {f"{layer}.comfy_quant": torch.zeros(1 << 17, dtype=torch.uint8)},
-            "has damaged quantisation settings"),
         ("int3", {f"{layer}.comfy_quant": words('{"format": "int3"}')}, f"holds {layer}.weight as int3, which this ComfyUI"),
         ("a norm", {"single_blocks.0.norm.query_norm.comfy_quant": words('{"format": "int8_tensorwise"}')},
          "holds single_blocks.0.norm.query_norm quantised, which is supported for linear layers only"),
@@ -208,17 +204,6 @@ def link(file: Path, target: Path) -> None:
 def described(*, dims: int = 1) -> bytes:
     """Return the description of a tensor x of 64 numbers in a GGUF file's header."""
     return b"x" + struct.pack("<IQI", dims, 64, 0)
-
-
-def write_gguf(path: Path, parts: int = 1) -> Path:
-    """Write a GGUF file, the first of `parts` files of one model."""
-    writer = gguf.GGUFWriter(path, "tiny")
-    writer.add_uint16("split.no", 0)
-    writer.add_uint16("split.count", parts)
-    writer.add_tensor("x", torch.zeros(64).numpy())
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    return path
 
 
 def words(text: str) -> Tensor:

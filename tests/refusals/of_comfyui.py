@@ -13,15 +13,12 @@ PICTURE = {
     "objects": node("PackObjects"),
     "uni3c": node("PackUni3C", width=384),
 }
-CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
 FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "FluxKVCache": ("flux2", {}, "Replacing diffusion_model.params.default_ref_method cannot be done with"),
     "QwenImageDiffsynthControlnet": (
         "flux2",
-        CONTROL_PATCH,
+        {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0},
         "attention and block patches (double_block) cannot be applied to",
     ),
-    "ZImageFunControlnet": ("flux2", CONTROL_PATCH, "attention and block patches (double_block) cannot be applied to"),
     "USOStyleReference": (
         "flux2",
         {"model_patch": ["objects", 4], "clip_vision_output": ["objects", 1]},
@@ -32,13 +29,6 @@ FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
         {"model_patch": ["uni3c", 0], "vae": ["vae", 0], "render_video": ["image", 0]}
         | {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0},
         "attention and block patches (double_block) cannot be applied to",
-    ),
-    "SUPIRApply": (
-        "flux2",
-        {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0]}
-        | {"strength_start": 1.0, "strength_end": 1.0, "restore_cfg": 4.0, "restore_cfg_s_tmin": 0.05},
-        "attention and block patches (middle_block_after_patch, output_block_patch, forward_timestep_embed_patch) cannot be "
-        "applied to",
     ),
 }
 """The refused nodes by class: the model, the node's inputs, and the beginning of the refusal."""

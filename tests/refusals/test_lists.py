@@ -12,6 +12,7 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.refusals.lists import LISTS
 from tests.refusals.of_flux import is_one_sentence, on_one_worker, small
+from tests.refusals.wrong_sizes import wrong_sizes
 from tests.support.graphs.flux import Graph, parallel, queue_logged, step_by_step
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
@@ -28,6 +29,7 @@ def assert_still_right(comfyui: ComfyUI) -> Callable[[], None]:
         run = comfyui.queue(parallel(graph, warmup_steps=next(turns)), timeout=300).check()
         assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
 
+    check()  # starts the workers of the graphs that are refused in the middle of a denoise
     return check
 
 
@@ -45,6 +47,7 @@ def assert_still_right(comfyui: ComfyUI) -> Callable[[], None]:
         ("families", dict),
         ("in the middle", dict),
         ("saved prompts", dict),
+        ("sizes", dict),
     ],
 )
 def test_every_graph_of_a_list_is_refused_with_its_sentence_before_a_worker_starts(
@@ -58,7 +61,6 @@ def test_every_graph_of_a_list_is_refused_with_its_sentence_before_a_worker_star
 
     In faults/test_equal_errors the next request is right after each one that fails in the middle of a denoise.
     """
-    assert_still_right()  # starts the workers of the graphs that are refused in the middle of a denoise
     wrong, count = [], 0
     for graph, sentence in LISTS[name](comfyui):
         before = files(comfyui)
@@ -75,22 +77,26 @@ def test_every_graph_of_a_list_is_refused_with_its_sentence_before_a_worker_star
     assert_still_right()
 
 
+@thorough  # the case "sizes" above has their refusals
+def test_comfyui_itself_fails_with_sizes_that_do_not_fit(comfyui: ComfyUI) -> None:
+    runs = {name: comfyui.queue(graph, timeout=300).status for name, graph, _ in wrong_sizes(comfyui)}
+    assert [name for name, status in runs.items() if status != "error"] == []
+
+
 def files(server: ComfyUI) -> set[Path]:
     """Return the files that nodes have saved or may load."""
     return {*server.output_dir.rglob("*"), *server.input_dir.rglob("*")}
 
 
-def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui: ComfyUI) -> None:
-    run = comfyui.queue(on_one_worker(small("nowhere")))
-    assert run.error is not None
-    assert run.status == "rejected"
-    assert "nowhere.safetensors" in run.error.exception_message
+MISSING = "nowhere.safetensors"
+DEGREES = ("data", "cfg", "pipefusion", "ulysses", "ring", "patches", "warmup_steps")
 
 
-@pytest.mark.parametrize("degree", ["data", "cfg", "pipefusion", "ulysses", "ring", "patches", "warmup_steps"])
-def test_a_negative_degree_is_rejected_before_anything_runs(comfyui: ComfyUI, degree: str) -> None:
-    settings: dict[str, int] = {degree: -1}
-    run = comfyui.queue(parallel(small(), "cpu:1", **settings))
+@pytest.mark.parametrize("named", [MISSING, *DEGREES])
+def test_a_missing_file_and_a_negative_degree_are_rejected_before_anything_runs(comfyui: ComfyUI, named: str) -> None:
+    negative: dict[str, int] = {named: -1}
+    graph = on_one_worker(small("nowhere")) if named == MISSING else parallel(small(), "cpu:1", **negative)
+    run = comfyui.queue(graph)
     assert run.error is not None
     assert run.status == "rejected"
-    assert degree in run.error.exception_message
+    assert named in run.error.exception_message

@@ -19,11 +19,7 @@ def equal(comfyui, graph: Graph, **plan) -> bool:
 
 
 # the quick run has one dtype
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(torch.float64, marks=thorough), pytest.param(torch.int64, marks=thorough), torch.bool],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=thorough), torch.bool], ids=str)
 def test_conditioning_of_any_dtype_is_cast_as_in_comfyui(comfyui, dtype):
     tensors = load_file(comfyui.input_dir / "cond-37.safetensors")
     name = str(dtype).removeprefix("torch.")
@@ -31,9 +27,6 @@ def test_conditioning_of_any_dtype_is_cast_as_in_comfyui(comfyui, dtype):
     assert equal(comfyui, ksampler_graph("tiny-schnell", positive=name, width=64, height=64, steps=2, cfg=2.0))
 
 
-def test_a_single_sigma_gives_comfyuis_latent(comfyui):
+def test_a_single_sigma_and_rising_sigmas_give_comfyuis_latent(comfyui):
     assert equal(comfyui, with_sigmas("0.7"), pipefusion=2)
-
-
-def test_rising_sigmas_give_comfyuis_latent(comfyui):
     assert equal(comfyui, with_sigmas("0.3, 0.6, 0.9"))

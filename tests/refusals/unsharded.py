@@ -32,13 +32,10 @@ PLANS: Mapping[str, tuple[dict[str, Any], str]] = {
         "data 1 x cfg 2 needs 2 workers or a multiple of that, but devices 'cpu:1' has 1: use data 0 and cfg 0 (automatic), or "
         "more devices.",
     ),
-    "ulysses": ({"ulysses": 2}, f"ulysses 2 cannot be used, because {AT_MOST}; use ulysses 1, and cfg or data."),
-    "ring": ({"ring": 2}, f"ring 2 cannot be used, because {AT_MOST}; use ring 1, and cfg or data."),
-    "pipefusion": (
-        {"pipefusion": 2},
-        f"pipefusion 2 cannot be used, because {AT_MOST}; use pipefusion 1, and cfg or data.",
-    ),
-    "patches": ({"patches": 2}, f"patches 2 cannot be used, because {AT_MOST}; use patches 1, and cfg or data."),
+    **{
+        name: ({name: 2}, f"{name} 2 cannot be used, because {AT_MOST}; use {name} 1, and cfg or data.")
+        for name in ("ulysses", "ring", "pipefusion", "patches")
+    },
     "stages": ({"stages": "1"}, f"stages '1' cannot be used, because {AT_MOST}; leave it empty."),
     "sharded": (
         {"weights": "sharded"},
@@ -106,9 +103,8 @@ def zero123() -> tuple[Graph, str]:
 
 def save(server: ComfyUI) -> None:
     """Write the models and prompts that these graphs need."""
-    save_with_prompts(server, "sd15")
-    save_with_prompts(server, "hunyuan3d21")
-    save_with_prompts(server, "inpaint")
+    for name in ("sd15", "hunyuan3d21", "inpaint"):
+        save_with_prompts(server, name)
     save_zero123(server)
     save_of_unet(server.base_dir / "models" / "controlnet" / "refused-sd15.safetensors")
     save_latent(server, "sd15", 1, 4, 9, 14)

@@ -1,6 +1,5 @@
 """Headers and byte ranges of checkpoint files. Files that are damaged, truncated or of no model are refused."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.rank_parts import everyone, neighbours, watch
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
-from tests.support.tiny.flux import flux_tensors, save_flux
+from tests.support.tiny.flux import save_flux
 
 comfy_on_path()
 
@@ -32,21 +31,6 @@ comfy_on_path()
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return save_flux(tmp_path / "flux.safetensors", heads=1, single_blocks=1)
-
-
-def load(path: Path, stage: Stage, counted: list[int] | None = None) -> nn.Module:
-    """Return a stage of a FLUX file, loaded by one rank; parameters that are not filled stay NaN."""
-    family = ComfyFamily()
-    part, config = family.inspect(read_header(path))
-    keys = family.keys(config)
-    module = family.build(config, stage).module
-    shape_parameters(module, part, keys, torch.float32)
-    module.to_empty(device="cpu")
-    for parameter in module.parameters():
-        parameter.fill_(float("nan"))
-    watching = watch([].append if counted is None else counted.append)
-    load_weights(module, ReplicatedStore(module), WeightSource(part, keys, torch.float32), neighbours(), watching)
-    return module
 
 
 def test_an_empty_buffer_is_a_marker_and_needs_no_values() -> None:
@@ -122,39 +106,20 @@ def test_bytes_that_several_ranks_need_are_sent_by_one_reader_or_read_again(
         assert 0 < sum(sent) <= shared
 
 
-@pytest.mark.parametrize("guidance", [False, True])
-def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parameter(
-    tmp_path: Path, guidance: bool
-) -> None:
-    path = save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3, guidance=guidance)
-    family = ComfyFamily()
-    part, config = family.inspect(read_header(path))
-    keys = family.keys(config)
-    used = sorted((piece.name, piece.start, piece.stop) for piece in keys.values())
-    for name, entry in part.entries.items():
-        rows = [(start, stop) for used_name, start, stop in used if used_name == name]
-        assert rows[0][0] == 0, name
-        assert rows[-1][1] == entry.shape[0], name
-        assert all(stop == start for (_, stop), (start, _) in pairwise(rows)), name
-
-    module = load(path, Stage(0, 5, 5))
-    tensors = flux_tensors(heads=2, double_blocks=2, single_blocks=3, guidance=guidance)
-    parameters = dict(module.named_parameters())
-    assert not any(parameter.isnan().any() for parameter in parameters.values())
-    assert sum(p.double().sum() for p in parameters.values()).item() == pytest.approx(
-        sum(t.double().sum() for t in tensors.values()).item()
-    )
-
-
 def test_a_stage_reads_only_its_blocks(tmp_path: Path) -> None:
-    path = save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3)
-    part, _ = ComfyFamily().inspect(read_header(path))
-    read = []
+    family = ComfyFamily()
+    part, config = family.inspect(
+        read_header(save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3))
+    )
+    keys, read = family.keys(config), []
     for stage in (Stage(0, 2, 5), Stage(2, 4, 5), Stage(4, 5, 5)):
-        counted: list[int] = []
-        held = sum(parameter.nbytes for parameter in load(path, stage, counted).parameters())
-        assert sum(counted) == held
-        read.append(held)
+        module, counted = family.build(config, stage).module, []
+        shape_parameters(module, part, keys, torch.float32)
+        module.to_empty(device="cpu")
+        source = WeightSource(part, keys, torch.float32)
+        load_weights(module, ReplicatedStore(module), source, neighbours(), watch(counted.append))
+        assert sum(counted) == sum(parameter.nbytes for parameter in module.parameters())
+        read.append(sum(counted))
     shared = sum(
         e.nbytes for name, e in part.entries.items() if name.startswith(("time_in", "vector_in", "img_in", "txt_in"))
     )

@@ -14,7 +14,7 @@ from parallel_backend.weights.stores.host_copy import WORDS, digest, shared_byte
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
-from tests.weights.tiny import bits, tiny
+from tests.weights.tiny import Keeping, bits, tiny
 
 
 def model() -> nn.Module:
@@ -82,14 +82,6 @@ def test_weights_of_every_kind_leave_into_one_copy_and_return_with_the_same_bits
         part = nbytes if unlike else -(-nbytes // 3)
         some, rest = (nbytes * (number == 1), nbytes * (number != 1)) if unlike else (part, 0)
         assert taken == [part, not unlike or number == 1, some, False, rest, False]
-
-
-class Keeping(ReplicatedStore):
-    """A store that keeps the memory of its copy, as for copies pinned for a GPU."""
-
-    def stay(self) -> None:
-        self._idle = self._copy or self._idle
-        super().stay()
 
 
 def test_kept_memory_receives_the_current_weights_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,11 @@ from tests.weights.tiny import BLOCKS, HELD, bits, check, fill, tiny
 
 
 def filled(meter: Meter, most: Callable[[int], int] = int, mark: Callable[[], object] = lambda: None) -> Any:
-    """Return the model sharded over all ranks, its store, and the same model unsharded."""
+    """Return the model sharded over all ranks, its store, the same model unsharded, and the bytes of this rank's part."""
     model, expected = tiny("meta"), tiny("cpu")
     sharded = Sharded(model, list(model.blocks), everyone("weights", meter), most, mark)
     sharded.materialise(CPU)
-    fill(sharded, expected)
-    return model, sharded, expected
+    return model, sharded, expected, fill(sharded, expected)
 
 
 def most_of_all(number: int) -> int:
@@ -39,15 +38,9 @@ def most_of_all(number: int) -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_blocks_return_bit_by_bit_and_at_most_two_are_gathered(ranks: int) -> None:
-    expected = tiny("cpu")
-
     def rank(number: int) -> Any:
-        meter = Meter()
-        model = tiny("meta")
-        sharded = Sharded(model, list(model.blocks), everyone("weights", meter))
-        said = sharded.nbytes
-        sharded.materialise(CPU)
-        held, whole = fill(sharded, expected), []
+        meter, whole = Meter(), []
+        model, sharded, expected, held = filled(meter)
         for _ in range(2):
             with sharded.forward():
                 for index in range(BLOCKS):
@@ -59,12 +52,12 @@ def test_blocks_return_bit_by_bit_and_at_most_two_are_gathered(ranks: int) -> No
         sharded.leave(True)
         for name, value in expected.named_parameters():
             assert torch.equal(bits(sharded.full(name)), bits(value)), name
-        return held, said, whole, sent
+        return held, sharded.nbytes, whole, sent
 
     found = run_ranks(ranks, rank)
     size = -(-HELD // (ranks * ALIGNMENT)) * ranks * ALIGNMENT
     outside = 3 * 4
-    assert sum(held for held, *_ in found) == sum(p.nbytes for p in expected.blocks.parameters()) + ranks * outside
+    assert sum(held for held, *_ in found) == sum(p.nbytes for p in tiny("cpu").blocks.parameters()) + ranks * outside
     for _, said, whole, sent in found:
         assert sent == 2 * BLOCKS * (ranks - 1) * size // ranks
         assert said == BLOCKS * size // ranks + outside
@@ -83,7 +76,7 @@ FORWARDS: list[list[list[int]]] = [
 def test_ranks_with_different_forwards_issue_matching_collectives() -> None:
     def rank(number: int) -> Any:
         meter, marks = Meter(trace=Trace("", number)), []  # a trace adds numbers to gathers
-        model, sharded, expected = filled(meter, most_of_all, functools.partial(marks.append, number))
+        model, sharded, expected, _ = filled(meter, most_of_all, functools.partial(marks.append, number))
         for _ in range(2):
             with sharded.model_call(len(FORWARDS[number])):
                 for blocks in FORWARDS[number]:
@@ -101,7 +94,7 @@ def test_ranks_with_different_forwards_issue_matching_collectives() -> None:
 
 def test_a_block_that_runs_after_a_later_one_is_refused() -> None:
     def rank(_: int) -> str:
-        _, sharded, _ = filled(Meter())
+        _, sharded, *_ = filled(Meter())
         with pytest.raises(Refused) as refused, sharded.forward(), sharded.block(3), sharded.block(1):
             pass
         return str(refused.value)
@@ -120,7 +113,7 @@ def test_ranks_that_gather_different_blocks_raise_at_once() -> None:
     """Only a fault in the pack would cause this. A debug run, such as a traced one, sends a number with each gather."""
 
     def rank(number: int) -> str:
-        _, sharded, _ = filled(Meter(trace=Trace("", number)))
+        _, sharded, *_ = filled(Meter(trace=Trace("", number)))
         with pytest.raises(RuntimeError) as different:
             sharded._begin(2 + number)
         return str(different.value)
@@ -138,7 +131,7 @@ def test_two_blocks_cannot_share_a_tensor() -> None:
 def test_connections_for_gathers_are_opened_when_weights_are_loaded() -> None:
     def rank(_: int) -> list[int]:
         meter = Meter()
-        model, sharded, expected = filled(meter)
+        model, sharded, expected, _ = filled(meter)
         sent = []
         for _ in range(2):
             sharded.settle()

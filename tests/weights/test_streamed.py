@@ -84,40 +84,26 @@ def test_the_device_has_a_window_and_other_blocks_are_copied_each_time(ranks: in
         assert at_last == 0
 
 
-def one_rank() -> tuple[Streamed, Meter, int]:
-    """Return the tiny model's blocks on the only rank, their meter, and the bytes of a block. Call it in `run_ranks`."""
-    model, meter = tiny("meta"), Meter()
-    streamed = Streamed(model, list(model.blocks), everyone("subgroup", meter), CPU, meter)
-    streamed.materialise(CPU)
-    return streamed, meter, (streamed.nbytes - 12) // 2
-
-
-def test_blocks_in_any_order_take_no_more_than_the_window() -> None:
+def test_blocks_in_any_order_take_no_more_than_the_window_and_one_that_runs_twice_in_a_row_is_copied_once() -> None:
     def rank(number: int) -> Any:
-        streamed, _, size = one_rank()
+        model, meter = tiny("meta"), Meter()
+        streamed = Streamed(model, list(model.blocks), everyone("subgroup", meter), CPU, meter)
+        streamed.materialise(CPU)
+        size, whole = (streamed.nbytes - 12) // 2, []
         streamed.fit(size)
-        whole = []
         for index in (0, 3, 1, 1, 4, 2, 0, 4):
             with streamed.block(index):
                 whole.append(streamed.whole // size)
-        return whole
-
-    (whole,) = run_ranks(1, rank)
-    assert max(whole) == 3
-
-
-def test_a_block_that_runs_twice_in_a_row_is_copied_once() -> None:
-    def rank(number: int) -> Any:
-        streamed, meter, size = one_rank()
         streamed.fit(0)
+        before = meter.sent["weights"]
         with streamed.forward():
             for index in range(BLOCKS):
                 for _ in range(2):
                     with streamed.block(index):
                         pass
-        return meter.sent["weights"] // size, streamed.whole
+        return max(whole), (meter.sent["weights"] - before) // size, streamed.whole
 
-    assert run_ranks(1, rank) == [(BLOCKS, 0)]
+    assert run_ranks(1, rank) == [(3, BLOCKS, 0)]
 
 
 def test_a_forward_takes_only_the_window_and_its_activations() -> None:

@@ -22,21 +22,22 @@ def header(path: Path, tensors: dict[str, Tensor], prefix: str = ""):
     return read_header(path / "vae.safetensors")
 
 
-@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
-def test_the_kind_of_a_vae_file_is_found_under_each_prefix(tmp_path: Path, prefix: str) -> None:
-    name, _, config = recognise(header(tmp_path, cogvideox_vae_tensors(), prefix))
-    assert (name, config) == ("cogvideox vae", CogVideoXAutoencoderConfig(SMALL, 1, 16))
-    name, _, config = recognise(header(tmp_path, build("sd", **OF_A_FILE, decoder_ch=32).state_dict(), prefix))
-    family = AUTOENCODERS[name]
-    assert (name, family.channels(config), family.dims(config)) == ("comfyui vae", 4, 4)
-    assert family.decoded_shape(config, (2, 4, 5, 3)) == (2, 3, 40, 24)
+def test_the_kind_of_a_vae_file_is_found_under_each_prefix(tmp_path: Path) -> None:
+    videos, pictures = cogvideox_vae_tensors(), build("sd", **OF_A_FILE, decoder_ch=32).state_dict()
+    for prefix in ("", "first_stage_model.", "vae."):
+        name, _, config = recognise(header(tmp_path, videos, prefix))
+        assert (name, config) == ("cogvideox vae", CogVideoXAutoencoderConfig(SMALL, 1, 16))
+        name, _, config = recognise(header(tmp_path, pictures, prefix))
+        family = AUTOENCODERS[name]
+        assert (name, family.channels(config), family.dims(config)) == ("comfyui vae", 4, 4)
+        assert family.decoded_shape(config, (2, 4, 5, 3)) == (2, 3, 40, 24)
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_diffusers_names_map_to_comfyuis(tmp_path: Path, older: bool) -> None:
+def test_diffusers_names_map_to_comfyuis(tmp_path: Path) -> None:
+    import comfy.sd
     from diffusers import AutoencoderKL
 
-    theirs = AutoencoderKL(
+    newer = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         block_out_channels=(128, 256, 512, 512),
@@ -44,20 +45,17 @@ def test_diffusers_names_map_to_comfyuis(tmp_path: Path, older: bool) -> None:
         latent_channels=16,
         use_quant_conv=False,
         use_post_quant_conv=False,
-    )
-    tensors = theirs.state_dict()
-    if older:
-        renames = (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn"))
-        for new, old in renames:
-            tensors = {name.replace(f".{new}.", f".{old}."): tensor for name, tensor in tensors.items()}
-    name, part, config = recognise(header(tmp_path, tensors))
-    keys = AUTOENCODERS[name].keys(config, part)
-    import comfy.sd
-
-    theirs = comfy.sd.VAE(sd=dict(tensors)).first_stage_model.state_dict()
-    assert set(keys) == set(theirs)
-    for key, piece in keys.items():
-        assert torch.equal(theirs[key].float().flatten(), tensors[piece.name].flatten()), key
+    ).state_dict()
+    older = newer
+    for new, old in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn")):
+        older = {name.replace(f".{new}.", f".{old}."): tensor for name, tensor in older.items()}
+    expected = comfy.sd.VAE(sd=dict(newer)).first_stage_model.state_dict()
+    for tensors in (newer, older):
+        name, part, config = recognise(header(tmp_path, tensors))
+        keys = AUTOENCODERS[name].keys(config, part)
+        assert keys.keys() == expected.keys()
+        for key, piece in keys.items():
+            assert torch.equal(expected[key].float().flatten(), tensors[piece.name].flatten()), key
 
 
 REFUSED = {
@@ -77,13 +75,13 @@ def test_files_without_a_fitting_vae_are_refused(tmp_path: Path, words: str) -> 
     assert str(refusal.value).startswith("vae.safetensors ") and str(refusal.value).endswith(".")
 
 
-def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
-    tensors = cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": torch.zeros(7)}
-    with pytest.raises(Refused, match=r"with the shape \[7\] where \[32\] is needed"):
-        recognise(header(tmp_path, tensors))
-
-
-def test_integer_tensors_are_refused(tmp_path: Path) -> None:
-    tensors = cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": torch.zeros(32, dtype=torch.int8)}
-    with pytest.raises(Refused, match="choose a VAE file in fp32, fp16 or bf16"):
-        recognise(header(tmp_path, tensors))
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.zeros(7), r"with the shape \[7\] where \[32\] is needed"),
+        (torch.zeros(32, dtype=torch.int8), "choose a VAE file in fp32, fp16 or bf16"),
+    ],
+)
+def test_a_tensor_of_another_shape_or_of_integers_is_refused(tmp_path: Path, tensor: Tensor, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        recognise(header(tmp_path, cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": tensor}))

@@ -42,11 +42,11 @@ EXTREMES = (
 
 
 def mutated(frame: bytes, draw: random.Random) -> bytes:
-    """Return a frame with bytes changed, cut, doubled, inserted or removed. Its prefix is often wrong."""
+    """Return a frame or a file's header with bytes changed, doubled, inserted or removed. Its integers are often wrong."""
     data = bytearray(frame)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(data))
-        match draw.randrange(7):
+        match draw.randrange(8):
             case 0:
                 data[at] ^= 1 << draw.randrange(8)
             case 1:
@@ -63,6 +63,10 @@ def mutated(frame: bytes, draw: random.Random) -> bytes:
                 start = draw.choice((6, 8, 12))
                 size = {6: 2, 8: 4, 12: 8}[start]
                 data[start : start + size] = draw.choice((b"\x00", b"\xff", draw.randbytes(1))) * size
+            case 7:
+                data[at : at + 8] = draw.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1)).to_bytes(
+                    8, "little"
+                )
         if len(data) < PREFIX.size:
             data += bytes(PREFIX.size)
     return bytes(data)

@@ -39,54 +39,46 @@ UNPICKLING_CALLS = {
 OWNERS = {"torch", "serialization", "dist", "distributed", "builtins", "np", "numpy"}
 
 
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse((REPO / path).read_text()) for path in PRODUCT}
-
-
-def imported(tree: ast.Module) -> set[str]:
-    names = set()
+def used(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Return the imported modules, and the functions called by a bare name, or as an attribute or import of OWNERS."""
+    modules, calls = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {(node.module or "").split(".")[0], *((node.module or "").split(".")[1:2])}
-    return names
+        match node:
+            case ast.Import(names=names):
+                modules |= {alias.name.split(".")[0] for alias in names}
+            case ast.ImportFrom(module=module, names=names, level=0):
+                package, _, owner = (module or "").rpartition(".")
+                modules |= {*(module or "").split(".")[:2]}
+                if owner in OWNERS and package != "safetensors":  # safetensors files hold only numbers
+                    calls |= {alias.name for alias in names}
+            case ast.Call(func=ast.Name(id=name)) if name not in ("load", "save"):
+                calls.add(name)
+            case ast.Call(func=ast.Attribute(attr=name, value=ast.Name(id=owner) | ast.Attribute(attr=owner))) if (
+                owner in OWNERS
+            ):
+                calls.add(name)
+    return modules, calls
 
 
-def called(tree: ast.Module) -> set[str]:
-    """Return the functions called by a bare name, as an attribute of one of OWNERS, or imported from one of them."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            package, _, owner = (node.module or "").rpartition(".")
-            if owner in OWNERS and package != "safetensors":  # safetensors files hold only numbers
-                names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.Call):
-            match node.func:
-                case ast.Name(id=name) if name not in ("load", "save"):
-                    names.add(name)
-                case ast.Attribute(attr=name, value=ast.Name(id=owner)) if owner in OWNERS:
-                    names.add(name)
-                case ast.Attribute(attr=name, value=ast.Attribute(attr=owner)) if owner in OWNERS:
-                    names.add(name)
-    return names
-
-
-def unpickling(tree: ast.Module) -> set[str]:
-    """Return the names in a file that unpickle or evaluate."""
-    return (imported(tree) & UNPICKLING_MODULES) | (called(tree) & UNPICKLING_CALLS)
+def unpickling(text: str) -> set[str]:
+    """Return the names in a source text that unpickle or evaluate."""
+    modules, calls = used(ast.parse(text))
+    return modules & UNPICKLING_MODULES | calls & UNPICKLING_CALLS
 
 
 def test_nothing_unpickles_or_evaluates() -> None:
-    found = trees()
+    found = {path: used(ast.parse((REPO / path).read_text())) for path in PRODUCT}
     assert len(found) > 400
-    assert len(set().union(*map(called, found.values()))) > 1000, "it sees what is called"
-    assert {path: names for path, tree in found.items() if (names := unpickling(tree))} == {}
+    assert len(set().union(*(calls for _, calls in found.values()))) > 1000, "it sees what is called"
+    used_in = {
+        path: modules & UNPICKLING_MODULES | calls & UNPICKLING_CALLS for path, (modules, calls) in found.items()
+    }
+    assert {path: names for path, names in used_in.items() if names} == {}
 
 
 def test_planted_unpickling_is_found() -> None:
     for text in ("import pickle", "import multiprocessing.pool", "import dill as d", "from pickle import loads"):
-        assert unpickling(ast.parse(text))
+        assert unpickling(text)
     for text in (
         "torch.load(f)",
         "dist.broadcast_object_list(x)",
@@ -97,9 +89,9 @@ def test_planted_unpickling_is_found() -> None:
         "np.load(file, allow_pickle=True)",
         "torch.serialization.load(f)",
     ):
-        assert unpickling(ast.parse(text)), text
-    assert not unpickling(ast.parse("json.load(f), load(f), from_file.save(x)"))
-    assert not unpickling(ast.parse("from safetensors.torch import save"))
+        assert unpickling(text), text
+    assert not unpickling("json.load(f), load(f), from_file.save(x)")
+    assert not unpickling("from safetensors.torch import save")
 
 
 def test_only_the_user_can_open_the_socket_under_any_umask() -> None:

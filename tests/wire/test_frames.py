@@ -82,10 +82,6 @@ def test_a_shape_that_no_tensor_has_is_refused(shape: tuple[int, ...]) -> None:
         worker_decoder().feed(PREFIX.pack(b"PDIT", PROTOCOL, 0, len(raw), len(payload)) + raw + payload)
 
 
-def prompts(count: int) -> SampleRequest:
-    return msgspec.structs.replace(SAMPLE, positive=SAMPLE.positive * count)
-
-
 @pytest.mark.parametrize(
     ("message", "tensors", "complaint"),
     [
@@ -98,7 +94,7 @@ def prompts(count: int) -> SampleRequest:
         (SAMPLE, {str(number): torch.zeros(1) for number in range(4097)}, "4097 tensors is over the limit of 4096"),
         (SAMPLE, {"x": torch.zeros(1).expand(2**31 + 1)}, r"8\.6 GB of tensors is over the limit"),
         (
-            prompts(20_000),
+            msgspec.structs.replace(SAMPLE, positive=SAMPLE.positive * 20_000),
             {},
             r"the description of the message SampleRequest takes \d+ bytes and 1048576 are the limit",
         ),

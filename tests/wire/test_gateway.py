@@ -120,11 +120,35 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
         process.wait()
 
 
+def resources(listener: Listener) -> tuple[int, int, int]:
+    """Return bytes of memory, and numbers of threads and open files."""
+    process = listener.process
+    return process.memory_info().rss, process.num_threads(), process.num_fds()
+
+
+@pytest.fixture
+def threads(listener: Listener) -> Iterator[int]:
+    """Provide the listener's number of threads. After the test it has to serve, with as much memory and as many files open."""
+    listener.assert_serves()
+    memory_before, threads_before, files_before = resources(listener)
+    yield threads_before
+    listener.assert_serves()
+    until = time.monotonic() + 15  # a thread may still be in its handshake
+    while True:
+        memory, threads, files = resources(listener)
+        if threads <= threads_before + 2 and files <= files_before + 2:
+            break
+        assert time.monotonic() < until, (threads_before, files_before, memory, threads, files)
+        time.sleep(0.1)
+    assert memory - memory_before <= 32 * MEBIBYTE
+
+
 def test_the_listener_has_only_the_given_address(listener: Listener) -> None:
     ours = [c.laddr for c in listener.process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert {address.ip for address in ours if address.port == listener.address.port} == {"127.0.0.1"}
 
 
+@pytest.mark.usefixtures("threads")
 def test_mutated_frames_of_a_client_end_only_its_connection(listener: Listener) -> None:
     draw = random.Random(1)
     frames = [
@@ -134,8 +158,6 @@ def test_mutated_frames_of_a_client_end_only_its_connection(listener: Listener) 
         encode(ConnectReply(1, RankFacts("h", "cpu", "", "", ""))),
     ]
     sent = 0
-    listener.assert_serves()
-    before = resources(listener)
     while sent < 1000:
         data = mutated(draw.choice(frames), draw)
         if not refused(data):
@@ -145,8 +167,6 @@ def test_mutated_frames_of_a_client_end_only_its_connection(listener: Listener) 
                 connection.sendall(data)
             assert closed(connection)
         sent += 1
-    listener.assert_serves()
-    assert_no_growth(before, listener)
 
 
 def refused(data: bytes) -> bool:
@@ -157,10 +177,10 @@ def refused(data: bytes) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("threads")
 def test_mutated_handshakes_end_only_their_connection(listener: Listener) -> None:
     draw = random.Random(2)
     good = ANSWER.pack(MAGIC, PROTOCOL, CLIENT, bytes(32), bytes(32))
-    before = resources(listener)
     for case in range(300):
         data = mutated(good, draw) if case % 2 else draw.randbytes(draw.randint(0, 4096))
         with listener.connect() as connection:
@@ -168,8 +188,6 @@ def test_mutated_handshakes_end_only_their_connection(listener: Listener) -> Non
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
             assert closed(connection)
-    listener.assert_serves()
-    assert_no_growth(before, listener)
 
 
 def test_a_proof_of_the_secret_cannot_be_replayed(listener: Listener) -> None:
@@ -189,33 +207,20 @@ def test_a_proof_of_the_secret_cannot_be_replayed(listener: Listener) -> None:
         assert second.recv(RESULT.size, socket.MSG_WAITALL)[0] == HandshakeVerdict.WRONG_SECRET
 
 
-def test_connections_of_strangers_take_few_resources(listener: Listener) -> None:
-    before = resources(listener)
-    with contextlib.ExitStack() as stack:
-        for _ in range(200):
-            with contextlib.suppress(ConnectionResetError):
-                stack.enter_context(listener.connect())
-        assert listener.process.num_threads() <= before[1] + 40
-    time.sleep(0.5)
-    listener.assert_serves()
-    assert_no_growth(before, listener)
-
-
-def test_silent_strangers_keep_no_client_out(listener: Listener) -> None:
+def test_silent_strangers_take_few_resources_and_keep_no_client_out(listener: Listener, threads: int) -> None:
     """More connections than allowed are opened. The oldest ones are told why they are closed, and a client is
     served at once.
     """
-    before = resources(listener)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(listener.connect()) for _ in range(STRANGERS + 3)]
         started = time.monotonic()
         listener.assert_serves()
         assert time.monotonic() - started < 5
+        assert listener.process.num_threads() <= threads + 40
         for oldest in silent[:3]:
             with pytest.raises(Crowded, match="have not shown the secret, and closed this one"):
                 present(oldest, listener.secret, CLIENT)
         assert present(silent[-1], listener.secret, CLIENT)
-    assert_no_growth(before, listener)
 
 
 def test_strangers_that_reconnect_repeatedly_keep_no_client_out(listener: Listener) -> None:
@@ -241,20 +246,3 @@ def test_strangers_that_reconnect_repeatedly_keep_no_client_out(listener: Listen
                 assert time.monotonic() - started < 5
         finally:
             over.set()
-
-
-def resources(listener: Listener) -> tuple[int, int, int]:
-    """Return bytes of memory, and numbers of threads and open files."""
-    process = listener.process
-    return process.memory_info().rss, process.num_threads(), process.num_fds()
-
-
-def assert_no_growth(before: tuple[int, int, int], listener: Listener) -> None:
-    until = time.monotonic() + 15  # a thread may still be in its handshake
-    while True:
-        memory, threads, files = resources(listener)
-        if threads <= before[1] + 2 and files <= before[2] + 2:
-            break
-        assert time.monotonic() < until, (before, memory, threads, files)
-        time.sleep(0.1)
-    assert memory - before[0] <= 32 * MEBIBYTE

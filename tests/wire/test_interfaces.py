@@ -30,6 +30,7 @@ ALL = ",".join(string.ascii_letters)
 )
 def test_interfaces_that_gloo_or_nccl_finds_are_accepted(variable: str, names: str) -> None:
     check_interfaces({variable: names}, nccl=True)
+    check_interfaces({variable: names, NCCL: "none"}, nccl=False)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,3 @@ def test_a_missing_interface_is_refused_with_the_existing_ones(variable: str, na
     assert said is not None
     assert said[1] == names
     assert said[2].split(", ") in (before, interfaces())
-
-
-def test_nccls_variable_is_ignored_without_nccl() -> None:
-    check_interfaces({NCCL: "none"}, nccl=False)

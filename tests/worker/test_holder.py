@@ -21,6 +21,7 @@ from parallel_backend.worker.memory.holder import ModelHolder
 from parallel_backend.worker.memory.rank_memory import Allowance, OutOfMemory, RankMemory
 from parallel_backend.worker.process.status import RankProgress
 from tests.support.ranks import run_ranks
+from tests.weights.tiny import Keeping
 
 CPU = torch.device("cpu")
 A, B, C = (ModelSpec("comfyui", name, 0, 0, "float32") for name in "abc")
@@ -87,14 +88,16 @@ def test_several_models_stay_while_they_fit_and_the_least_recently_used_goes_fir
     assert on_host(held) == {"a": 2}
 
 
-def test_activations_make_other_models_leave_but_not_the_one_in_use():
+def test_activations_make_other_models_leave_but_not_the_one_in_use_and_another_arrangement_replaces_the_old_one():
     held = holder()
     held.hold(A, "whole", lambda: Rows(2), PLENTY)
     held.hold(B, "whole", lambda: Rows(2), PLENTY)
-    held.hold(B, "whole", pytest.fail, Allowance(limit=5 * ROW, working=2 * ROW))
-    assert on_device(held) == {"b": 2}
-    held.hold(B, "whole", pytest.fail, Allowance(limit=3 * ROW, working=2 * ROW))
-    assert on_device(held) == {"b": 2}
+    for limit in (5, 3):
+        held.hold(B, "whole", pytest.fail, Allowance(limit=limit * ROW, working=2 * ROW))
+        assert on_device(held) == {"b": 2}
+    held.hold(B, "half", lambda: Rows(1), PLENTY)
+    assert on_device(held) == {"b": 1}
+    assert on_host(held) == {"a": 2}
 
 
 def test_without_room_on_the_host_a_part_is_dropped_and_loaded_again():
@@ -105,14 +108,6 @@ def test_without_room_on_the_host_a_part_is_dropped_and_loaded_again():
     again = held.hold(A, "whole", lambda: Rows(2), PLENTY)
     assert again is not first
     assert held.restored == 0
-
-
-def test_another_arrangement_replaces_the_old_one():
-    held = holder()
-    held.hold(A, "whole", lambda: Rows(4), PLENTY)
-    held.hold(A, "half", lambda: Rows(2), PLENTY)
-    assert on_device(held) == {"a": 2}
-    assert on_host(held) == {}
 
 
 def test_a_part_larger_than_the_limit_runs_out_of_memory_and_the_next_fits():
@@ -196,14 +191,6 @@ def test_ranks_with_equal_weights_keep_one_copy_in_whatever_order_they_leave():
     for number, found in enumerate(run_ranks(3, rank)):
         device = 0 if number == 2 else 2 * ROW
         assert found == ((device, share), share, (True, 1), (True, 0), number, {"b": 2})
-
-
-class Keeping(ReplicatedStore):
-    """A store that keeps the memory of its copy, as for copies pinned for a GPU."""
-
-    def stay(self) -> None:
-        self._idle = self._copy or self._idle
-        super().stay()
 
 
 class Room(RankMemory):

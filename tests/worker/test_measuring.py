@@ -17,7 +17,7 @@ from tests.support.tiny.models import draw
 
 comfy_on_path()
 
-TOKENS = 5000
+TOKENS = 500
 CPU = torch.device("cpu")
 
 

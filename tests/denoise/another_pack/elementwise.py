@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from comfy.k_diffusion.sampling import to_d
 
-from .steps import along, steps
+from .steps import along
 
 
 def euler(i, x, denoised, sigma, sigma_next):
@@ -59,22 +59,19 @@ def in_double_throughout(model, x, sigmas, extra_args=None, callback=None, disab
 
 
 def with_history(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    history, running = [], steps(model, x, sigmas, extra_args, callback)
-    now = next(running)
-    try:
-        while True:
-            _i, x, denoised, sigma, sigma_next = now
-            history = [*history, denoised][-3:]
-            stack = torch.stack(history, dim=1)
-            weights = torch.linspace(1, 2, len(history))
-            weights = weights / weights.sum()
-            mixed = torch.einsum("k,bkchw->bchw", weights, stack)
-            mixed = 0.5 * mixed + 0.25 * torch.tensordot(stack, weights, dims=([1], [0]))
-            mixed = mixed + 0.25 * (stack * weights.view(1, -1, 1, 1, 1)).sum(dim=1) + 0.0 * stack[:, 0]
-            x = mixed + (x - mixed) * (sigma_next / sigma)
-            now = running.send(x)
-    except StopIteration:
-        return x
+    history = []
+
+    def step(i, x, denoised, sigma, sigma_next):
+        history.append(denoised)
+        stack = torch.stack(history[-3:], dim=1)
+        weights = torch.linspace(1, 2, stack.shape[1])
+        weights = weights / weights.sum()
+        mixed = torch.einsum("k,bkchw->bchw", weights, stack)
+        mixed = 0.5 * mixed + 0.25 * torch.tensordot(stack, weights, dims=([1], [0]))
+        mixed = mixed + 0.25 * (stack * weights.view(1, -1, 1, 1, 1)).sum(dim=1) + 0.0 * stack[:, 0]
+        return mixed + (x - mixed) * (sigma_next / sigma)
+
+    return along(step)(model, x, sigmas, extra_args, callback)
 
 
 def by_a_plain_condition(i, x, denoised, sigma, sigma_next):
@@ -89,17 +86,15 @@ def by_masks(i, x, denoised, sigma, sigma_next):
 
 
 def with_a_copied_history(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    state, kept, running = {"denoised": None}, [], steps(model, x, sigmas, extra_args, callback)
-    now = next(running)
-    try:
-        while True:
-            _i, x, state["denoised"], sigma, sigma_next = now
-            kept.append(copy.deepcopy(state))
-            state["denoised"].mul_(0.9)
-            x = kept[-1]["denoised"] + (x - kept[0]["denoised"]) * (sigma_next / sigma) + 0.01 * state["denoised"]
-            now = running.send(x)
-    except StopIteration:
-        return x
+    state, kept = {}, []
+
+    def step(i, x, denoised, sigma, sigma_next):
+        state["denoised"] = denoised
+        kept.append(copy.deepcopy(state))
+        denoised.mul_(0.9)
+        return kept[-1]["denoised"] + (x - kept[0]["denoised"]) * (sigma_next / sigma) + 0.01 * denoised
+
+    return along(step)(model, x, sigmas, extra_args, callback)
 
 
 LOCAL = {

@@ -50,16 +50,8 @@ def counter():
     return counts_in_a_closure
 
 
-class State:
-    """State that an option may keep between runs."""
-
-    def __init__(self):
-        self.count = 0
-
-
 def counts_in_an_option(model, x, sigmas, extra_args=None, callback=None, disable=None, state=None):
-    state.count += 1
-    return along(euler)(model, x * state.count, sigmas, extra_args, callback)
+    return along(euler)(model, x * state.next(), sigmas, extra_args, callback)
 
 
 class Counter:
@@ -90,56 +82,12 @@ class Slotted:
         return self.count
 
 
-class Nested:
-    """A counter in an object of an object."""
-
-    def __init__(self):
-        self.inner = Counter()
-
-    def next(self):
-        return self.inner.next()
-
-
-OBJECT, SLOTTED, NESTED, SPACE = Counter(), Slotted(), Nested(), SimpleNamespace(count=0)
+OBJECT, SLOTTED = Counter(), Slotted()
+SPACE, NESTED = SimpleNamespace(count=0), SimpleNamespace(inner=Counter())
 QUEUE, SEEN, ARRAY, TENSOR = deque(), set(), np.zeros(1), torch.zeros(1)
 DICE, GENERATOR = random.Random(1), torch.Generator()
 LOCALS = threading.local()
 ENDLESS, NUMBERS, FILE = itertools.count(1), (number for number in range(1, 1000)), io.BytesIO()
-
-
-def next_in_space():
-    SPACE.count += 1
-    return SPACE.count
-
-
-def next_in_queue():
-    QUEUE.append(0)
-    return len(QUEUE)
-
-
-def next_in_set():
-    SEEN.add(len(SEEN))
-    return len(SEEN)
-
-
-def next_in_array():
-    ARRAY[0] += 1
-    return float(ARRAY[0])
-
-
-def next_in_tensor():
-    TENSOR.add_(1)
-    return float(TENSOR)
-
-
-def next_in_thread():
-    LOCALS.count = getattr(LOCALS, "count", 0) + 1
-    return LOCALS.count
-
-
-def next_in_module():
-    steps.REMEMBERED = getattr(steps, "REMEMBERED", 0) + 1
-    return steps.REMEMBERED
 
 
 def next_in_default(counts=[0]):  # noqa: B006
@@ -152,14 +100,11 @@ def next_in_attribute():
     return next_in_attribute.count
 
 
-def next_in_file():
-    return FILE.write(b" ") + FILE.tell()
-
-
-def times(name, number):
-    """Return a sampler that multiplies the latent by a number, which grows from run to run."""
+def times(name, number, change=lambda: None):
+    """Return a sampler that multiplies the latent by a number, which `change` or the number's own function lets grow."""
 
     def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        change()
         return along(euler)(model, x * number(), sigmas, extra_args, callback)
 
     sample.__name__ = name
@@ -170,14 +115,14 @@ ELSEWHERE = [
     times("counts_in_an_object", OBJECT.next),
     times("counts_in_a_class", Counter.next_of_all),
     times("counts_in_slots", SLOTTED.next),
-    times("counts_in_a_nested_object", NESTED.next),
-    times("counts_in_a_namespace", next_in_space),
-    times("counts_in_a_queue", next_in_queue),
-    times("counts_in_a_set", next_in_set),
-    times("counts_in_an_array", next_in_array),
-    times("counts_in_a_tensor", next_in_tensor),
-    times("counts_in_a_thread", next_in_thread),
-    times("counts_in_a_module", next_in_module),
+    times("counts_in_a_nested_object", lambda: NESTED.inner.next()),
+    times("counts_in_a_namespace", lambda: SPACE.count, lambda: setattr(SPACE, "count", SPACE.count + 1)),
+    times("counts_in_a_queue", lambda: len(QUEUE), lambda: QUEUE.append(0)),
+    times("counts_in_a_set", lambda: len(SEEN), lambda: SEEN.add(len(SEEN))),
+    times("counts_in_an_array", lambda: float(ARRAY[0]), lambda: np.add(ARRAY, 1, out=ARRAY)),
+    times("counts_in_a_tensor", lambda: float(TENSOR), lambda: TENSOR.add_(1)),
+    times("counts_in_a_thread", lambda: len(vars(LOCALS)), lambda: setattr(LOCALS, f"call_{len(vars(LOCALS))}", True)),
+    times("counts_in_a_module", lambda: steps.REMEMBERED, lambda: setattr(steps, "REMEMBERED", steps.REMEMBERED + 1)),
     times("counts_in_a_default", next_in_default),
     times("counts_in_an_attribute", next_in_attribute),
     times("draws_from_its_dice", DICE.random),
@@ -187,7 +132,7 @@ ELSEWHERE = [
 GOES_ON = {
     "count": times("counts_with_itertools", lambda: next(ENDLESS)),
     "generator": times("goes_on_with_a_generator", lambda: next(NUMBERS)),
-    "BytesIO": times("counts_in_a_file", next_in_file),
+    "BytesIO": times("counts_in_a_file", lambda: FILE.tell(), lambda: FILE.write(b" ")),
 }
 
 
@@ -195,9 +140,12 @@ def remembered():
     """Return all state that these samplers keep, as strings."""
     return [
         *(repr(vars(each)) for each in (OBJECT, NESTED.inner, SPACE, LOCALS, next_in_attribute)),
-        *(repr(each) for each in (QUEUE, SEEN, ARRAY, TENSOR, Counter.made, next_in_default.__defaults__)),
+        *(
+            repr(each)
+            for each in (COUNT, CALLS, QUEUE, SEEN, ARRAY, TENSOR, Counter.made, next_in_default.__defaults__)
+        ),
         repr(getattr(SLOTTED, "count", None)),
-        repr(getattr(steps, "REMEMBERED", None)),
+        repr(steps.REMEMBERED),
         repr(ENDLESS),
         repr(NUMBERS.gi_frame.f_lasti),
         repr(FILE.tell()),

@@ -12,21 +12,26 @@ def around_comfyuis(model, x, sigmas, extra_args=None, callback=None, disable=No
     return sampling.sample_dpmpp_2m(model, x * 1.01, sigmas, extra_args=extra_args, callback=callback, disable=disable)
 
 
-def reads_both_branches(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    seen = {}
+def reads_branches(both):
+    """Return a sampler that reads both predictions; without `both`, only if the guidance computes the negative one."""
 
-    def hook(args):
-        seen.update(args)
-        return args["denoised"]
+    def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        seen = {}
 
-    options = set_model_options_post_cfg_function(
-        dict(extra_args["model_options"]), hook, disable_cfg1_optimization=True
-    )
-    for i, (sigma, sigma_next) in enumerate(itertools.pairwise(sigmas)):
-        denoised = model(x, sigma * x.new_ones([x.shape[0]]), **{**extra_args, "model_options": options})
-        callback({"x": x, "i": i, "denoised": denoised})
-        x = denoised + to_d(x, sigma, seen["uncond_denoised"] + 0.1 * seen["cond_denoised"]) * sigma_next
-    return x
+        def hook(args):
+            seen.update(args)
+            return args["denoised"]
+
+        options = dict(extra_args["model_options"])
+        options = set_model_options_post_cfg_function(options, hook, disable_cfg1_optimization=both)
+        for i, (sigma, sigma_next) in enumerate(itertools.pairwise(sigmas)):
+            denoised = model(x, sigma * x.new_ones([x.shape[0]]), **{**extra_args, "model_options": options})
+            callback({"x": x, "i": i, "denoised": denoised})
+            other = seen["cond_denoised"] if seen["uncond"] is None else seen["uncond_denoised"]
+            x = denoised + to_d(x, sigma, other + 0.1 * seen["cond_denoised"]) * sigma_next
+        return x
+
+    return sample
 
 
 def sets_cfg(model, x, sigmas, extra_args=None, callback=None, disable=None):
@@ -83,43 +88,10 @@ def returns_another(model, x, sigmas, extra_args=None, callback=None, disable=No
     return torch.zeros(x.shape)
 
 
-def in_the_place_of_cfgpp_ud10_ab(both):
-    """Return a stand-in for ComfyUI 0.35's sampler of this name, by what is known of it.
-
-    It is CFG++ whose derivatives have a history, and goes on to sigma 0 along a line. It uses the positive prediction if the
-    negative one is not requested; with `both` it requests that at cfg 1 too.
-    """
-
-    def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
-        other = []
-
-        def hook(args):
-            other.append(args["cond_denoised"] if args["uncond"] is None else args["uncond_denoised"])
-            return args["denoised"]
-
-        options = extra_args["model_options"].copy()
-        options = set_model_options_post_cfg_function(options, hook, disable_cfg1_optimization=both)
-        before, step_before = None, None
-        for i, (sigma, sigma_next) in enumerate(itertools.pairwise(sigmas)):
-            denoised = model(x, sigma * x.new_ones([x.shape[0]]), **{**extra_args, "model_options": options})
-            callback({"x": x, "i": i, "sigma": sigma, "sigma_hat": sigma, "denoised": denoised})
-            step = (denoised + to_d(x, sigma, other[-1]) * sigma_next - x) / (sigma_next - sigma)
-            mixed = step if step_before is None else torch.lerp(step, 1.5 * step - 0.5 * step_before, 0.25)
-            if sigma_next == 0 and before is not None:
-                x = denoised - sigma * (denoised - before[0]) / (sigma - before[1])
-            else:
-                x = x + mixed * (sigma_next - sigma)
-            before, step_before = (denoised, sigma), step
-        return x
-
-    return sample
-
-
 LOCAL = {
     "around_comfyuis": around_comfyuis,
-    "reads_both_branches": reads_both_branches,
-    "in_the_place_of_cfgpp_ud10_ab": in_the_place_of_cfgpp_ud10_ab(both=True),
-    "the_other_side_if_asked": in_the_place_of_cfgpp_ud10_ab(both=False),
+    "reads_both_branches": reads_branches(both=True),
+    "the_other_side_if_asked": reads_branches(both=False),
 }
 
 REFUSED = {

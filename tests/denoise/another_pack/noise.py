@@ -7,27 +7,22 @@ import torch
 from comfy.k_diffusion.sampling import BrownianTreeNoiseSampler
 from comfy.k_diffusion.sampling import default_noise_sampler as noise_of
 
-from .steps import along, steps
+from .steps import along
 
 
 def names_bound_at_import(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    plain, tree = (
-        noise_of(x, seed=extra_args["seed"]),
-        BrownianTreeNoiseSampler(x, sigmas[-2], sigmas[0], seed=7, cpu=True),
-    )
-    running = steps(model, x, sigmas, extra_args, callback)
-    now = next(running)
-    try:
-        while True:
-            _i, x, denoised, sigma, sigma_next = now
-            x = denoised + (x - denoised) * (sigma_next / sigma)
-            if sigma_next > 0:
-                noise = plain(sigma, sigma_next)
-                limit = 1.5 * noise.std()
-                x = x + 0.1 * noise.clamp(-limit, limit) + 0.1 * tree(sigma, sigma_next)
-            now = running.send(x)
-    except StopIteration:
+    plain = noise_of(x, seed=extra_args["seed"])
+    tree = BrownianTreeNoiseSampler(x, sigmas[-2], sigmas[0], seed=7, cpu=True)
+
+    def step(i, x, denoised, sigma, sigma_next):
+        x = denoised + (x - denoised) * (sigma_next / sigma)
+        if sigma_next > 0:
+            noise = plain(sigma, sigma_next)
+            limit = 1.5 * noise.std()
+            x = x + 0.1 * noise.clamp(-limit, limit) + 0.1 * tree(sigma, sigma_next)
         return x
+
+    return along(step)(model, x, sigmas, extra_args, callback)
 
 
 def own_noise(i, x, denoised, sigma, sigma_next):
@@ -72,10 +67,6 @@ def changed_since(noise):
     limit = noise.std()
     noise.mul_(2.0)
     return limit
-
-
-def of_rows(noise):
-    return noise.std(dim=-1, keepdim=True)
 
 
 def transformed(model, x, sigmas, extra_args=None, callback=None, disable=None):
@@ -158,7 +149,6 @@ REFUSED = {
             (no_seed, "draws noise without a seed"),
             (clamps_by(biased), "takes a statistic of the latent"),
             (clamps_by(changed_since), "clamps noise that it has changed"),
-            (clamps_by(of_rows), "takes a statistic of the latent"),
             (transformed, "draws noise over transformed sigmas"),
             (draws_before_it_seeds, "draws random numbers itself"),
             (looks_before_it_seeds, "draws random numbers itself"),

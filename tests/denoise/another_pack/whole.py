@@ -10,10 +10,6 @@ def largest(i, x, denoised, sigma, sigma_next):
     return x * (1 - 0.01 / float(1 + torch.tensor(x).max()))
 
 
-def smallest(i, x, denoised, sigma, sigma_next):
-    return x * x.abs().min().item()
-
-
 def branch(i, x, denoised, sigma, sigma_next):
     return x if (x > denoised).any() else denoised
 
@@ -42,14 +38,6 @@ def mirrored(i, x, denoised, sigma, sigma_next):
     return x.flip(-1)
 
 
-def turned(i, x, denoised, sigma, sigma_next):
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def other_pictures(i, x, denoised, sigma, sigma_next):
-    return x.roll(1, 0)
-
-
 def knows_a_plain_tensor(i, x, denoised, sigma, sigma_next):
     return x if type(x) is torch.Tensor else denoised
 
@@ -58,14 +46,11 @@ REFUSED = {
     step.__name__: (along(step), word)
     for step, word in (
         (largest, "takes a statistic of the latent"),
-        (smallest, "takes a statistic of the latent"),
         (branch, "calls torch's any on the latent"),
         (norm_or_one, "takes a norm of the latent"),
         (numpy_or_none, "reads values of the latent"),
         (first_channel, "takes a part of the latent"),
         (mirrored, "calls torch's flip on the latent"),
-        (turned, "calls torch's transpose on the latent"),
-        (other_pictures, "calls torch's roll on the latent"),
         (knows_a_plain_tensor, "gives a different picture when its recorded operations are replayed"),
     )
 }
