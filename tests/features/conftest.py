@@ -7,20 +7,20 @@ from collections.abc import Callable
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import TOLERANCE, LatentOf
-from tests.support.graphs.flux import Graph, queue_logged
+from tests.support.graphs.comfyui import TOLERANCE
+from tests.support.graphs.flux import Graph, beside, queue_logged
 from tests.support.latents import relative_error, saved_latent
 
 EqualLatents = Callable[[Graph, Graph], str]
 
 
 @pytest.fixture
-def assert_equal_latents(comfyui: ComfyUI, latent_of: LatentOf) -> EqualLatents:
-    """Provide a function that asserts that a graph gives the latent of a stock graph, and returns the log of its run."""
+def assert_equal_latents(comfyui: ComfyUI) -> EqualLatents:
+    """Provide a function that asserts that a graph gives the latent of a stock graph, and returns the log of their run."""
 
     def compare(graph: Graph, stock: Graph) -> str:
-        run, log = queue_logged(comfyui, graph)
-        error = relative_error(saved_latent(comfyui, run.check()), latent_of(stock))
+        run, log = queue_logged(comfyui, beside(graph, stock))
+        error = relative_error(saved_latent(comfyui, run.check()), saved_latent(comfyui, run, "stock save"))
         print(f"off by {error:.1e}")
         assert error <= TOLERANCE
         return log

@@ -41,7 +41,7 @@ def _masked(func, q, k, v, heads, allowed, kwargs):
 
 
 class StandInAttention:
-    """Causal, block-sparse or windowed attention, with a window of its own for each head; or the mean of all heads."""
+    """Windowed attention, with a window of its own for each head; or the mean of all heads."""
 
     def patch(self, model, kind, heads):
         widths = [2 + 3 * (head % 4) for head in range(heads)]
@@ -51,12 +51,7 @@ class StandInAttention:
                 out = func(q, k, v, heads, mask=mask, **{**kwargs, "skip_output_reshape": True})
                 out = out.mean(1, keepdim=True).expand_as(out)
                 return out if kwargs.get("skip_output_reshape", False) else out.transpose(1, 2).flatten(2)
-            allowed = {
-                "causal": lambda at, to, head: to <= at,
-                "block-sparse": lambda at, to, head: (at // 3 - to // 3) % 3 == 0,
-                "windowed": lambda at, to, head: (at - to).abs() <= widths[head],
-            }[kind]
-            return _masked(func, q, k, v, heads, allowed, kwargs)
+            return _masked(func, q, k, v, heads, lambda at, to, head: (at - to).abs() <= widths[head], kwargs)
 
         def by_sides(func, q, k, v, heads, mask=None, **kwargs):
             sides = kwargs["transformer_options"].get("cond_or_uncond", [0])
@@ -181,7 +176,6 @@ for each in (StandInAttentionNode, StandInGuidanceNode, StandInSparseNode):
     NODE_CLASS_MAPPINGS[each.__name__] = each
 '''
 
-KINDS = "causal", "block-sparse", "windowed"
 HEADS = {"flux2": 3, "wan": 3}
 SPLITS: dict[str, dict[str, Any]] = {
     "one": {"devices": "cpu:1"},
@@ -212,12 +206,12 @@ def changed(name: str, kind: str, file: str = OWN) -> Graph:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HEADS)
 def test_comfyuis_own_function_gives_the_same_latent(
-    name: str, kind: str, split: str, latent_of: LatentOf, assert_equal_latents: EqualLatents
+    name: str, split: str, latent_of: LatentOf, assert_equal_latents: EqualLatents
 ) -> None:
-    graph = changed(name, kind)
+    """models/test_function_override has other functions, under more splits."""
+    graph = changed(name, "windowed")
     assert relative_error(latent_of(graph_of(name, steps=2)), latent_of(graph)) > DIFFERENT
     log = assert_equal_latents(spread(graph, **SPLITS[split]), graph)
     assert ways(log) == ["loop"]
@@ -255,7 +249,7 @@ def test_an_attention_override_works_with_one_model_call_at_a_time(assert_equal_
 @pytest.mark.parametrize("degree", ["ring 2", "pipefusion 2", "patches 3"])
 def test_ring_and_patches_are_refused_by_name(degree: str, comfyui: ComfyUI) -> None:
     name, number = degree.split()
-    said = refused(comfyui, spread(changed("flux2", "causal"), "cpu:2", **{name: int(number)}))
+    said = refused(comfyui, spread(changed("flux2", "windowed"), "cpu:2", **{name: int(number)}))
     assert "an attention override (" in said and "StandInAttention.patch" in said
     assert f"which is not possible with {degree}: set {name} to 0 or 1 in Parallel Plan" in said
 
@@ -278,7 +272,7 @@ NOT_POSSIBLE: dict[str, tuple[Graph, str]] = {
         ".overridden) cannot be applied to a parallel MODEL",
     ),
     "a module that workers cannot import": (
-        changed("flux2", "causal", OF_THE_SERVER),
+        changed("flux2", "windowed", OF_THE_SERVER),
         "StandInAttention.patch.<locals>.override) cannot be applied to a parallel MODEL",
     ),
 }

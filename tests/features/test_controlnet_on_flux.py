@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -32,14 +31,6 @@ from tests.support.tiny.pixart import save_pixart
 from tests.vae.comfy_vaes import save_image_vae
 
 DIFFERENT = 1e-2
-
-PLANS: dict[str, dict[str, Any]] = {
-    "ulysses-2": {"ulysses": 2},
-    "ring-2": {"ring": 2},
-    "pp-2": {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
-    "cfg-2": {"cfg": 2},
-    "sharded-2": {"ulysses": 2, "weights": "sharded"},
-}
 
 T2I = node("ControlNetLoader", control_net_name="t2i.safetensors")
 
@@ -72,34 +63,44 @@ def controlled_by_latent(graph: Graph) -> Graph:
     return graph
 
 
-JOBS: dict[str, Graph] = {
-    "one": controlled(job(), strength=0.7),
-    "two-on-a-batch": controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
-    "only-at-first-texts-of-37-and-45": controlled(job(negative="cond-45"), end=0.4),
-    "a-latent-hint": controlled_by_latent(job()),
-    "beside-a-reference": insert_after(
-        controlled(job() | {"reference": node("LoadLatent", latent="reference.latent")}),
-        "positive",
-        "ReferenceLatent",
-        "conditioning",
-        latent=["reference", 0],
+CASES: dict[str, tuple[Graph, dict[str, Any]]] = {
+    "two on a batch, in a ring": (
+        controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
+        {"ring": 2},
     ),
+    "only at first, texts of 37 and 45, in stages": (
+        controlled(job(negative="cond-45"), end=0.4),
+        {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
+    ),
+    "a latent hint, under cfg 2": (controlled_by_latent(job()), {"cfg": 2}),
 }
+"""Graphs and plans. A ring divides the tokens as ulysses does; models/test_sequence_parallel has the residuals."""
 
-
-QUICK = {"ring-2": "two-on-a-batch", "pp-2": "only-at-first-texts-of-37-and-45", "cfg-2": "a-latent-hint"}
-"""The jobs of the quick run. A ring divides the tokens as ulysses does; models/test_sequence_parallel has the residuals."""
+FURTHER: dict[str, tuple[Graph, dict[str, Any]]] = {
+    "beside a reference": (
+        insert_after(
+            controlled(job() | {"reference": node("LoadLatent", latent="reference.latent")}),
+            "positive",
+            "ReferenceLatent",
+            "conditioning",
+            latent=["reference", 0],
+        ),
+        {"ulysses": 2},
+    ),
+    "one, sharded": (controlled(job(), strength=0.7), {"ulysses": 2, "weights": "sharded"}),
+}
+"""Cases for `--all`. Quick tests of the same: test_files_of_flux (references), test_keeping_step (sharded weights)."""
 
 
 @pytest.mark.parametrize(
-    ("plan", "graph"),
+    ("graph", "plan"),
     [
-        pytest.param(PLANS[plan], JOBS[name], id=f"{plan}-{name}", marks=[thorough] * (QUICK.get(plan) != name))
-        for plan, name in product(PLANS, JOBS)
+        *(pytest.param(*case, id=name) for name, case in CASES.items()),
+        *(pytest.param(*case, id=name, marks=thorough) for name, case in FURTHER.items()),
     ],
 )
 def test_a_controlnet_gives_the_stock_latent(
-    latent_of: LatentOf, assert_equal_latents: EqualLatents, plan: dict[str, Any], graph: Graph
+    latent_of: LatentOf, assert_equal_latents: EqualLatents, graph: Graph, plan: dict[str, Any]
 ) -> None:
     prompts = {side: graph["control by net"]["inputs"][side] for side in ("positive", "negative")}
     uncontrolled = graph | {"sampler": node("KSampler", **graph["sampler"]["inputs"] | prompts)}

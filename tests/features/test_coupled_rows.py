@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import TOKENS, TOLERANCE, LatentOf, graph_of, save_families, save_latent, spread
+from tests.support.graphs.comfyui import TOKENS, LatentOf, graph_of, save_families, save_latent, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import UNKNOWN_WRAPPER, Graph, insert_after, node, step_by_step
 from tests.support.graphs.sound import assert_same, both, sound_graph
-from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
 from tests.support.tiny.models import draw
 
-LOOP, CALLS = "loop", "one call at a time"
-CASES = [
-    pytest.param(plan, way, id=f"{way}-{plan}", marks=marks)
-    for plan, way, marks in (
-        ({}, LOOP, ()),
-        ({"ulysses": 2}, LOOP, thorough),
-        ({}, CALLS, thorough),
-        ({"ulysses": 2}, CALLS, thorough),
-    )
-]
 APART = {"data 2": {"data": 2}, "cfg 2": {"cfg": 2}}
 
 
@@ -68,26 +61,27 @@ def two_guidances() -> Graph:
     return insert_after(graph, "positive", "FluxGuidance", "conditioning", guidance=60.0)
 
 
-@pytest.mark.parametrize(("plan", "way"), CASES)
-def test_sounds_with_different_masks_in_one_batch_give_the_stock_latent(
-    comfyui: ComfyUI, plan: dict[str, int], way: str
-) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        "loop",
+        # in the quick run engine/test_products computes coupled rows one model call at a time
+        pytest.param(UNKNOWN_WRAPPER, marks=thorough),
+    ],
+)
+def test_sounds_with_different_masks_in_one_batch_give_the_stock_latent(comfyui: ComfyUI, way: str) -> None:
     """LTX-2 uses the batch's largest noise level between video and sound, so automatic plans do not divide the batch."""
-    graph = two_masks() if way == LOOP else step_by_step(two_masks())
-    ours = spread(graph, "cpu:2", strict=way == LOOP, **plan)
-    assert_same(comfyui, ours, both(comfyui, graph)[:2], way if way == LOOP else UNKNOWN_WRAPPER)
+    graph = two_masks() if way == "loop" else step_by_step(two_masks())
+    assert_same(comfyui, spread(graph, "cpu:2", strict=way == "loop"), both(comfyui, graph)[:2], way)
 
 
 @thorough  # in the quick run models/test_rows_apart knows this class, and the sounds' rows stay together
-@pytest.mark.parametrize("plan", [{}, {"ulysses": 2}], ids=str)
-@pytest.mark.parametrize("way", [LOOP, CALLS])
+@pytest.mark.parametrize("changed", [copy.copy, step_by_step], ids=["loop", "one call at a time"])
 def test_prompts_with_different_guidance_give_the_stock_latent(
-    latent_of: LatentOf, plan: dict[str, int], way: str
+    latent_of: LatentOf, changed: Callable[[Graph], Graph]
 ) -> None:
     """HunyuanVideo adds one prompt's guidance to both rows' first frames, and the other's to both rows' other frames."""
-    graph = two_guidances() if way == LOOP else step_by_step(two_guidances())
-    stock = latent_of(graph)
-    assert relative_error(latent_of(spread(graph, "cpu:2", strict=way == LOOP, **plan)), stock) <= TOLERANCE
+    assert_stock(latent_of, changed(two_guidances()), strict=changed is not step_by_step, ulysses=2)
 
 
 @pytest.mark.parametrize("plan", APART)
@@ -99,12 +93,3 @@ def test_a_plan_that_computes_coupled_rows_separately_is_refused(comfyui: ComfyU
             f"data {degrees['data']} would compute them on different GPUs: choose cfg 1 and data 1 in Parallel Plan, and "
             "ulysses, ring or pipefusion instead."
         )
-
-
-@thorough
-def test_equal_rows_are_computed_separately(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    graph = two_masks()
-    graph["in part"] = graph["anew"]
-    assert_same(comfyui, spread(graph, "cpu:2", data=2), both(comfyui, graph)[:2])
-    graph = graph_of("hunyuan_i2v", steps=2)
-    assert relative_error(latent_of(spread(graph, "cpu:2", cfg=2)), latent_of(graph)) <= TOLERANCE

@@ -8,8 +8,7 @@ tried too, and the run reports their outcomes. A node whose description does not
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts.comfyui import ComfyUI, ComfyUIError, QueuedRun
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.comfyuis import is_listed, tell_new
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
 from tests.support.graphs.every_node import (
@@ -40,9 +39,6 @@ from tests.support.tiny.comfyui import TINY
 from tests.support.tiny.controlnet import SDXL, save_of_unet, save_wan_vae, save_xlabs
 from tests.support.tiny.lora import save_adapter
 from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
-
-OTHER_PACKS = "custom_nodes."
-"""Prefix of the modules of nodes that are not ComfyUI's."""
 
 INPUTS: dict[str, dict[str, Any]] = {
     "HiDreamO1ReferenceImages": {"images.image_1": ["image", 0]},
@@ -67,8 +63,6 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 """Inputs that the description of a node does not give, or whose defaults have little effect."""
 
-UNKNOWN = "write down in INPUTS how these nodes are used"
-
 PLAIN = ("KSampler", "SamplerCustomAdvanced")
 """Names of the graphs without the node that is tried."""
 
@@ -82,7 +76,7 @@ PARTS = 8
 """
 
 ELSEWHERE = {"TorchCompileModel"}
-"""Nodes that test_quantised and test_stock_nodes_on_flux compare, because one such node takes as long as all others."""
+"""Nodes that test_model_options and test_quantised compare, because one such node takes as long as all others."""
 
 SOUND: Mapping[str, Any] = {"audio_encoder_output": ["sound", 0]}
 MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -138,9 +132,6 @@ ROWS = {
 """The beginnings of the rows of the page's table of nodes, by outcome."""
 
 
-ON_FLUX = "FLUX.1"
-
-
 def rows_of_the_page() -> dict[str, tuple[int, list[str]]]:
     """Return the count and the nodes of each row of the page's table, by outcome."""
     text = PAGE.read_text(encoding="utf-8")
@@ -151,106 +142,119 @@ def rows_of_the_page() -> dict[str, tuple[int, list[str]]]:
     return found
 
 
-def on_the_page() -> dict[str, set[str]]:
-    """Return the nodes that the page lists, by outcome."""
-    return {outcome: set(names) for outcome, (_, names) in rows_of_the_page().items()}
+def on_the_page() -> dict[str, str]:
+    """Return the outcome of each node that the page lists."""
+    return {name: outcome for outcome, (_, names) in rows_of_the_page().items() for name in names}
 
 
-def outcome(server: ComfyUI, plain: QueuedRun, stock: QueuedRun | None, own: QueuedRun) -> tuple[str, str]:
+Run = tuple[QueuedRun, str]
+"""A run, and the server's log of it."""
+
+
+def outcome(server: ComfyUI, plain: QueuedRun, stock: QueuedRun | None, own: Run) -> tuple[str, str]:
     """Compare two runs of a graph; return the outcome in a word or two, and the figures or the message.
 
     Args:
         plain: The run without the node, with the stock loader.
         stock: The run with the stock loader; None if `own` is refused.
-        own: The run with Load Parallel FLUX.
+        own: The run on a parallel MODEL.
     """
+    run, log = own
+    failed = run.error and f"{run.error.node_type}: {run.error.exception_message}"
     if stock is None:
-        assert own.error is not None
-        return "refused", f"{own.error.node_type}: {own.error.exception_message}"
+        return "refused", str(failed)
     if stock.error is not None:
-        said = own.error.exception_message if own.error is not None else ""
-        alike = own.error is not None and (
-            said == stock.error.exception_message or own.error.exception_type in REFUSALS
+        alike = run.error is not None and (
+            run.error.exception_message == stock.error.exception_message or run.error.exception_type in REFUSALS
         )
         message = f"{stock.error.node_type}: {stock.error.exception_message}"
         return "not applicable" if alike else "different", message
-    if own.error is not None:
-        return "different", f"{own.error.node_type}: {own.error.exception_message}"
-    error = relative_error(saved_latent(server, own), saved_latent(server, stock))
+    if failed:
+        return "different", failed
+    error = relative_error(saved_latent(server, run), saved_latent(server, stock))
     changed, before = saved_latent(server, stock), saved_latent(server, plain)
     effect = f"by {relative_error(changed, before):.0e}" if changed.shape == before.shape else "in its size"
-    figures = f"{error:.1e}; the node changes the picture {effect}"
-    return "equal" if error <= TOLERANCE else "different", figures
+    way = "in the loop" if set(ways(log)) == {"loop"} else "one call"
+    return way if error <= TOLERANCE else "different", f"{error:.1e}; the node changes the picture {effect}"
 
 
-def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) -> dict[str, QueuedRun]:
-    """Queue many graphs at once and return their runs. Put the names of graphs that ComfyUI does not accept into `unknown`."""
-    prompts = {}
-    for name, graph in graphs.items():
-        try:
-            prompts[name] = server.submit(graph)
-        except ComfyUIError as error:
-            unknown[name] = str(error)
-    return {name: server.wait(prompt, timeout=600) for name, prompt in prompts.items()}
+def nodes_to_try(server: ComfyUI, without: Collection[str]) -> dict[str, Any]:
+    """Return the descriptions of ComfyUI's own nodes that take part in sampling, except those of other tests."""
+    return {
+        name: info
+        for name, info in sorted(server.get("/object_info").items())
+        if plays_a_part(info)
+        and not info["python_module"].startswith("custom_nodes.")
+        and name not in {*ELSEWHERE, *MADE_FOR, *without}
+    }
+
+
+def run_all(server: ComfyUI, graphs: Mapping[str, Graph], unknown: dict[str, str]) -> dict[str, Run]:
+    """Run many graphs. Put the names of graphs that ComfyUI does not accept into `unknown`."""
+    runs = {name: queue_logged(server, graph, timeout=600) for name, graph in graphs.items()}
+    unknown |= {name: str(run.error) for name, (run, _) in runs.items() if run.status == "rejected"}
+    return {name: run for name, run in runs.items() if name not in unknown}
 
 
 def compared(
-    server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str], ours: Callable[[Graph], Graph], figures: Path
-) -> dict[str, str]:
-    """Return the outcome of each node, on a parallel MODEL against the stock loader. Fail if any outcome is "different".
+    server: ComfyUI,
+    infos: Mapping[str, Any],
+    ours: Callable[[Graph], Graph],
+    figures: Path,
+    base: Graph | None = None,
+    files: Mapping[str, str] = FILES,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Compare nodes on a parallel MODEL with the stock loader's. Fail if an outcome is "different".
 
     Args:
-        graphs: One graph per node, by the node's name; those of "KSampler" and "SamplerCustomAdvanced" have no node to try.
-        unknown: Receives the names of graphs that ComfyUI does not accept.
+        infos: The nodes' descriptions.
         ours: Replaces a graph's MODEL by a parallel MODEL.
         figures: Path of the file of figures to write.
+        base: The graph of `graph_with`.
+        files: Names of files for inputs, as `FILES`.
+
+    Returns:
+        The outcome of each node, and the reason for each node that was not tried. The listed ComfyUI has no such node.
     """
-    own = run_all(server, {name: ours(graph) for name, graph in graphs.items()}, unknown)
-    stock = run_all(server, {name: graphs[name] for name, run in own.items() if not refused(name, run)}, unknown)
+    plain = base or base_graph()
+    graphs, unknown = {"KSampler": plain, "SamplerCustomAdvanced": with_custom_sampler(plain)}, dict[str, str]()
+    (server.base_dir / "models" / "hypernetworks").mkdir(exist_ok=True)
+    torch.save({"activation_func": "linear"}, server.base_dir / "models" / "hypernetworks" / FILES["hypernetwork_name"])
+    for name, info in infos.items():
+        own = {input_name: files[input_name] for input_name, *_ in inputs_of(info) if input_name in files}
+        try:
+            graphs[name] = graph_with(name, info, own | INPUTS.get(name, {}), base)
+        except ValueError as reason:
+            unknown[name] = str(reason)
+    runs = run_all(server, {name: ours(graph) for name, graph in graphs.items()}, unknown)
+    stock = run_all(server, {name: graphs[name] for name, (run, _) in runs.items() if not refused(name, run)}, unknown)
+    assert not (is_listed() and unknown), "write down in INPUTS how these nodes are used"
     found = []
     for name in graphs.keys() - unknown.keys() - {*PLAIN}:
-        plain = stock["SamplerCustomAdvanced" if "guider" in graphs[name] else "KSampler"]
-        found.append((*outcome(server, plain, stock.get(name), own[name]), name))
+        before, _ = stock["SamplerCustomAdvanced" if "guider" in graphs[name] else "KSampler"]
+        found.append((*outcome(server, before, stock[name][0] if name in stock else None, runs[name]), name))
     lines = [f"{how:15} {name:40} {figure}" for how, figure, name in sorted(found)]
     figures.write_text("\n".join(lines))
     print(f"\n{figures}")
     assert [line for line in lines if line.startswith("different")] == []
-    return {name: how for how, _, name in found}
+    return {name: how for how, _, name in found}, unknown
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=thorough) for part in range(1, PARTS))])
-def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
-    models = comfyui.base_dir / "models"
+def test_every_node_has_the_listed_outcome(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
+    """Each node gives the same latent by the listed way, is refused by name, or ComfyUI fails too."""
+    models, newer = comfyui.base_dir / "models", newer_nodes("FLUX.1")
     save_xlabs(models / "controlnet" / FILES["control_net_name"], heads=2)
     save_adapter(models / "loras" / FILES["lora_name"], "lora-bfl")
-    (models / "hypernetworks").mkdir(exist_ok=True)
-    torch.save({"activation_func": "linear"}, models / "hypernetworks" / FILES["hypernetwork_name"])
-    there = {
-        name: info
-        for name, info in sorted(comfyui.get("/object_info").items())
-        if plays_a_part(info)
-        and not info["python_module"].startswith(OTHER_PACKS)
-        and name not in {*ELSEWHERE, *MADE_FOR, *(set(newer_nodes()) - set(newer_nodes(ON_FLUX)))}
-    }
-    infos = dict(list(there.items())[part::PARTS])
-    unknown: dict[str, str] = {}
-    graphs = {"KSampler": base_graph(), "SamplerCustomAdvanced": with_custom_sampler(base_graph())}
-    for name, info in infos.items():
-        try:
-            graphs[name] = graph_with(name, info, INPUTS.get(name, {}))
-        except ValueError as reason:
-            unknown[name] = str(reason)
-    was = compared(comfyui, graphs, unknown, parallel, tmp_path / "nodes.txt")
-    assert not (is_listed() and unknown), UNKNOWN
-    page = on_the_page()
-    said = {name: how for how, names in page.items() for name in names} | newer_nodes(ON_FLUX)
-    said = {name: "equal" if how in ("in the loop", "one call") else how for name, how in said.items()}
-    assert {name: how for name, how in was.items() if name in said} == {
-        name: how for name, how in said.items() if name in was
+    there = nodes_to_try(comfyui, newer_nodes().keys() - newer.keys())
+    was, unknown = compared(comfyui, dict([*there.items()][part::PARTS]), parallel, tmp_path / "nodes.txt")
+    page = on_the_page() | newer
+    assert {name: how for name, how in was.items() if name in page} == {
+        name: how for name, how in page.items() if name in was
     }
     if is_listed():
-        assert set(there) == set().union(*page.values()) - {*ELSEWHERE, *MADE_FOR}
-    tell_new("nodes", {f"{name} ({how})" for name, how in was.items() if name not in said})
+        assert there.keys() == on_the_page().keys() - {*ELSEWHERE, *MADE_FOR}
+    tell_new("nodes", {f"{name} ({how})" for name, how in was.items() if name not in page})
     tell_new(
         "nodes that were not tried", {f"{name} ({why})" for name, why in unknown.items() if name not in newer_nodes()}
     )
@@ -265,38 +269,22 @@ def test_every_node_on_sdxl_gives_the_same_latent_or_is_refused_by_name(
     models = comfyui.base_dir / "models"
     save_with_prompts(comfyui, "sdxl")
     vae = save_image_vae(models / "vae" / "every-node-sd.safetensors", name="sd").name
-    save_of_unet(models / "controlnet" / "every-node-sdxl.safetensors", SDXL)
+    files = dict.fromkeys(("lora_name", "control_net_name"), "every-node-sdxl.safetensors")
+    save_of_unet(models / "controlnet" / files["control_net_name"], SDXL)
     tensors = load_file(models / "diffusion_models" / "sdxl.safetensors")
     layer = "diffusion_model.input_blocks.3.1.transformer_blocks.1.attn2.to_v"
-    save_lora(models / "loras" / "every-node-sdxl.safetensors", (layer,), tensors)
-    files = {"lora_name": "every-node-sdxl.safetensors", "control_net_name": "every-node-sdxl.safetensors"}
-    (models / "hypernetworks").mkdir(exist_ok=True)
-    torch.save({"activation_func": "linear"}, models / "hypernetworks" / FILES["hypernetwork_name"])
+    save_lora(models / "loras" / files["lora_name"], (layer,), tensors)
     latent = node("EmptyLatentImage", **{key: SIZES[key] for key in ("width", "height", "batch_size")})
     base = family_graph("sdxl", latent, vae, beside=False)
     base["control"]["inputs"]["control_net_name"] = files["control_net_name"]
-    graphs, unknown = {"KSampler": base, "SamplerCustomAdvanced": with_custom_sampler(base)}, dict[str, str]()
-    there = {
-        name: info
-        for name, info in sorted(comfyui.get("/object_info").items())
-        if plays_a_part(info)
-        and not info["python_module"].startswith(OTHER_PACKS)
-        and name not in {*ELSEWHERE, *MADE_FOR, *newer_nodes()}
-    }
-    for name, info in list(there.items())[part::PARTS]:
-        own = {input_name: files[input_name] for input_name, *_ in inputs_of(info) if input_name in files}
-        try:
-            graphs[name] = graph_with(name, info, own | INPUTS.get(name, {}), base)
-        except ValueError as reason:
-            unknown[name] = str(reason)
 
     def ours(graph: Graph) -> Graph:
         alone = any(each["class_type"] in ONE_SIDED for each in graph.values())
         return spread(graph, "cpu:1" if alone else "cpu:2", strict=False)
 
-    was = compared(comfyui, graphs, unknown, ours, tmp_path / "nodes.txt")
-    assert not (is_listed() and unknown), UNKNOWN
-    assert Counter(was.values())["equal"] > len(was) / 2
+    infos = dict([*nodes_to_try(comfyui, newer_nodes()).items()][part::PARTS])
+    was, _ = compared(comfyui, infos, ours, tmp_path / "nodes.txt", base, files)
+    assert sum(how in ("in the loop", "one call") for how in was.values()) > len(was) / 2
 
 
 def test_the_page_gives_the_right_counts_of_its_lists() -> None:
@@ -338,12 +326,12 @@ def test_a_node_on_the_model_for_which_it_is_made_gives_the_listed_outcome(
     base = families[name]
     graph = graph_with(kind, comfyui.object_info(kind), given, base)
     run, log = queue_logged(comfyui, spread(graph, strict=False))
-    page = on_the_page()
+    listed = on_the_page()[kind]
     if refused(kind, run):
-        assert kind in page["refused"]
+        assert listed == "refused"
         return
     stock = latent_of(graph)
     assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert kind in page["in the loop" if ways(log) == ["loop"] else "one call"]
+    assert listed == ("in the loop" if ways(log) == ["loop"] else "one call")
     if kind not in NOT_BESIDE_PLAIN:
         assert relative_error(latent_of(base), stock) > DIFFERENT

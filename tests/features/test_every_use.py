@@ -1,4 +1,4 @@
-"""Common uses of every family, a LoRA, a mask, image to image and a batch, through a real ComfyUI against its own loader."""
+"""Common uses of every family, a LoRA, a mask, image to image and a batch, in one graph, against ComfyUI's own loader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 LATENT: Mapping[str, tuple[int, ...]] = {name: TINY[name].latent for name in ("flux2", *WAN)} | dict.fromkeys(
     TEXT, (16, 10, 14)
 )
-USES = ("LoRA", "mask", "image to image", "batch")
 PLANS: tuple[dict[str, Any], ...] = ({"devices": "cpu:2"}, {"devices": "cpu:2", "ring": 2, "weights": "sharded"})
 
 
@@ -74,37 +73,27 @@ def job(name: str) -> Graph:
     return graph | {"latent": node("LoadLatent", latent=f"{name}.latent")}
 
 
-def used(graph: Graph, name: str, use: str) -> Graph:
-    """Return the graph with one of USES."""
-    if use == "LoRA":
-        return with_lora(graph, name, 0.8)
-    if use == "mask":
-        graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
-        *_, height, width = LATENT[name]
-        half = {
-            "left": node("SolidMask", value=1.0, width=8 * (width // 2), height=8 * height),
-            "none": node("SolidMask", value=0.0, width=8 * width, height=8 * height),
-            "mask": node("MaskComposite", destination=["none", 0], source=["left", 0], x=0, y=0, operation="add"),
-        }
-        return graph | half
-    if use == "batch":
-        return insert_after(graph, "latent", "RepeatLatentBatch", "samples", amount=2)
-    return graph | {"sampler": node("KSampler", **graph["sampler"]["inputs"] | {"denoise": 0.5})}
+def used(name: str, strength: float = 0.8, right: float = 0.0) -> Graph:
+    """Return the graph with a LoRA of this strength that denoises a batch of two latents by half, with a mask.
+
+    The mask is 1 in the left half, and `right` in the other.
+    """
+    *_, height, width = LATENT[name]
+    graph = insert_after(with_lora(job(name), name, strength), "latent", "RepeatLatentBatch", "samples", amount=2)
+    graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
+    graph["sampler"]["inputs"]["denoise"] = 0.5
+    return graph | {
+        "left": node("SolidMask", value=1.0, width=8 * (width // 2), height=8 * height),
+        "right": node("SolidMask", value=right, width=8 * width, height=8 * height),
+        "mask": node("MaskComposite", destination=["right", 0], source=["left", 0], x=0, y=0, operation="or"),
+    }
 
 
-@pytest.mark.parametrize(
-    ("name", "use", "plan"),
-    [
-        pytest.param(
-            name, use, PLANS[(row + column) % 2], id=f"{name}, {use}, {('exact', 'sharded')[(row + column) % 2]}"
-        )
-        for row, name in enumerate(LAYERS)
-        for column, use in enumerate(USES)
-    ],
-)
-def test_every_use_gives_the_stock_result(name: str, use: str, plan: dict[str, Any], latent_of: LatentOf) -> None:
-    graph = used(job(name), name, use)
+@pytest.mark.parametrize("plan", PLANS, ids=["exact", "sharded"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_use_gives_the_stock_result(name: str, plan: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = used(name)
     stock = latent_of(graph)
-    if use != "batch":
-        assert relative_error(latent_of(job(name)), stock) > MATTERS
+    for unused in (used(name, strength=0.0), used(name, right=1.0)):
+        assert relative_error(latent_of(unused), stock) > MATTERS
     assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,123 +20,97 @@ from tests.support.selection import thorough
 from tests.support.tiny.formats import quantise, write_scaled
 from tests.support.tiny.models import draw
 
-NAMES = ("flux2", "wan")
-QUICK_NAMES = ("wan",)
-
 GGUF = (Type.Q8_0, Type.Q4_K)
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 SCALED = ("old", "marks", "metadata")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _files(pytestconfig: pytest.Config, comfyui: ComfyUI) -> None:
-    names = NAMES if pytestconfig.getoption("all") else QUICK_NAMES
-    save_families(comfyui, *names)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "wan")
     folder = comfyui.base_dir / "models" / "diffusion_models"
-    for name in names:
-        tensors = load_file(folder / f"{name}.safetensors")
-        for form, dtype in TYPES.items():
-            save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, folder / f"{name}-{form}.safetensors")
-        for form in SCALED:
-            write_scaled(folder / f"{name}-{form}.safetensors", tensors, form)
-        for kind in GGUF:
-            path = folder / f"{name}-{kind.name}.gguf"
-            quantise(path, folder / f"{name}-{kind.name}-values.safetensors", kind, tensors)
-        save_lora(comfyui.base_dir / "models" / "loras" / f"{name}-lora.safetensors", LORA[name], tensors)
+    tensors = load_file(folder / "wan.safetensors")
+    for form, dtype in TYPES.items():
+        save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, folder / f"wan-{form}.safetensors")
+    for form in SCALED:
+        write_scaled(folder / f"wan-{form}.safetensors", tensors, form)
+    for kind in GGUF:
+        quantise(folder / f"wan-{kind.name}.gguf", folder / f"wan-{kind.name}-values.safetensors", kind, tensors)
+    save_lora(comfyui.base_dir / "models" / "loras" / "wan-lora.safetensors", LORA["wan"], tensors)
 
 
-# -- files
-
-
-def of_file(name: str, form: str, **settings: Any) -> Graph:
-    """Return a small graph with a file of this form."""
-    graph = graph_of(name, **{"steps": 2} | settings)
-    graph["model"]["inputs"]["unet_name"] = f"{name}-{form}.safetensors"
+def of_file(form: str) -> Graph:
+    """Return a graph of two steps with a file of this form."""
+    graph = graph_of("wan", steps=2)
+    graph["model"]["inputs"]["unet_name"] = f"wan{form}.safetensors"
     return graph
 
 
-def check(latent_of: LatentOf, graph: Graph, plan: dict[str, Any], file: str | None = None) -> None:
+def check(latent_of: LatentOf, graph: Graph, plan: str, file: str | None = None) -> None:
     """Check that a graph's latent on workers, from another file if one is given, equals the stock loader's."""
-    ours = spread(graph, **plan)
+    ours = spread(graph, **BY_STORE[plan])
     if file is not None:
         ours["model"]["inputs"]["unet_name"] = file
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(  # in the quick run test_files_of_flux has marks in stages and bf16, a LoRA below fp8 streamed
-    ("form", "name", "plan"),
+@pytest.mark.parametrize(
+    ("form", "plan"),
     [
-        pytest.param(form, name, plan, marks=() if quick else thorough)
-        for form, name, plan, quick in (
-            ("bf16", "flux2", "stages", False),
-            ("bf16", "wan", "sharded", False),
-            ("fp16", "flux2", "sharded", False),
-            ("fp16", "wan", "stages", False),
-            ("fp8", "flux2", "sharded", False),
-            ("fp8", "wan", "ulysses", False),
-            ("fp8", "wan", "streamed", False),
-            ("fp8", "wan", "stages", False),
-            ("old", "flux2", "ulysses", False),
-            ("old", "wan", "sharded", False),
-            ("marks", "flux2", "stages", False),
-            ("marks", "wan", "sharded", True),
-            ("metadata", "flux2", "sharded", False),
-            ("metadata", "wan", "stages", False),
-        )
+        ("-marks", "sharded"),
+        # in the quick run test_files_of_flux has marks in stages and bf16, and a LoRA is on streamed fp8 below
+        *(
+            pytest.param(*case, marks=thorough)
+            for case in (
+                *(("-bf16", "sharded"), ("-fp16", "stages"), ("-fp8", "ulysses"), ("-fp8", "streamed")),
+                *(("-fp8", "stages"), ("-old", "sharded"), ("-metadata", "stages")),
+            )
+        ),
     ],
 )
-def test_files_of_every_dtype_give_the_stock_latent(latent_of: LatentOf, form: str, name: str, plan: str) -> None:
-    check(latent_of, of_file(name, form), BY_STORE[plan])
+def test_files_of_every_dtype_give_the_stock_latent(latent_of: LatentOf, form: str, plan: str) -> None:
+    check(latent_of, of_file(form), plan)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "plan"),
+    ("kind", "plan"),
     [
-        pytest.param(Type.Q8_0, "flux2", "ulysses", marks=thorough),
-        pytest.param(Type.Q8_0, "wan", "sharded", marks=thorough),
-        pytest.param(Type.Q4_K, "flux2", "sharded", marks=thorough),
-        (Type.Q4_K, "wan", "stages"),
-        pytest.param(Type.Q4_K, "wan", "streamed", marks=thorough),
+        ("Q4_K", "stages"),
+        *(pytest.param(*case, marks=thorough) for case in (("Q4_K", "streamed"), ("Q8_0", "sharded"))),
     ],
 )
-def test_gguf_files_give_the_stock_latent_of_their_values(
-    latent_of: LatentOf, kind: Type, name: str, plan: str
-) -> None:
+def test_gguf_files_give_the_stock_latent_of_their_values(latent_of: LatentOf, kind: str, plan: str) -> None:
     """ComfyUI runs the values that the gguf package itself expands."""
-    check(latent_of, of_file(name, f"{kind.name}-values"), BY_STORE[plan], f"{name}-{kind.name}.gguf")
+    check(latent_of, of_file(f"-{kind}-values"), plan, f"wan-{kind}.gguf")
 
 
-@pytest.mark.parametrize("name", [pytest.param("flux2", marks=thorough), "wan"])
-def test_the_loaders_weight_dtype_gives_the_stock_latent(latent_of: LatentOf, name: str) -> None:
-    graph = graph_of(name, steps=2)
+def test_the_loaders_weight_dtype_gives_the_stock_latent(latent_of: LatentOf) -> None:
+    graph = of_file("")
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    check(latent_of, graph, BY_STORE["sharded"])
+    check(latent_of, graph, "sharded")
 
 
 # -- LoRA
 
 
-LORAS = [("streamed", "wan", "fp8")]
-"""Cases of the quick run, where the next test has a LoRA in stages, test_lora_on_flux one on sharded GGUF, and test_quantised
+FILES = {"": "wan.safetensors", "-fp8": "wan-fp8.safetensors", "-Q4_K-values": "wan-Q4_K.gguf"}
+"""The stock loader's form of a file, and the file of the workers."""
+
+QUICK = ("-fp8", "streamed")
+"""The case of the quick run, where the next test has a LoRA in stages, test_lora_on_flux one on sharded GGUF, and test_quantised
 one on FLUX.2.
 """
 
 
 @pytest.mark.parametrize(
-    ("plan", "name", "model"),
-    [
-        pytest.param(BY_STORE[plan], name, model, id=f"{plan}-{name}-{model}", marks=[thorough] * (case not in LORAS))
-        for case in product(BY_STORE, NAMES, ("", "fp8", "Q4_K"))
-        for plan, name, model in [case]
-    ],
+    ("form", "plan"),
+    [pytest.param(form, plan, marks=[thorough] * ((form, plan) != QUICK)) for form in FILES for plan in BY_STORE],
 )
-def test_a_lora_gives_the_stock_latent(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) -> None:
+def test_a_lora_gives_the_stock_latent(latent_of: LatentOf, form: str, plan: str) -> None:
     """The latent equals the stock loader's on weights of every kind; for GGUF the stock loader has the values in fp32."""
-    form = "Q4_K-values" if model == "Q4_K" else model
-    graph = of_file(name, form) if form else graph_of(name, steps=2)
-    stock = with_lora(graph, name, 0.8)
-    assert relative_error(latent_of(stock), latent_of(graph)) > DIFFERENT
-    check(latent_of, stock, plan, f"{name}-{model}{'.gguf' if model == 'Q4_K' else '.safetensors'}" if model else None)
+    stock = with_lora(of_file(form), "wan", 0.8)
+    assert relative_error(latent_of(stock), latent_of(of_file(form))) > DIFFERENT
+    check(latent_of, stock, plan, FILES[form])
 
 
 @pytest.mark.parametrize("plan", ["stages", *(pytest.param(plan, marks=thorough) for plan in ("ulysses", "sharded"))])
@@ -199,24 +172,3 @@ def test_lora_changes_that_comfyui_omits_are_omitted_with_a_message(
     assert "4 of the LoRA's changes have no effect, as with ComfyUI's own loader, which never patches" in told
     assert "4 of the LoRA's changes do not fit the model, and ComfyUI leaves them out: " in told
     assert "SHAPE MISMATCH" in told or "ERROR lo" in told
-
-
-# -- bf16
-
-
-def in_bf16(graph: Graph) -> Graph:
-    """Set the compute dtype of the graph's model to bf16."""
-    return insert_after_model(graph, "ModelComputeDtype", dtype="bf16")
-
-
-@thorough  # in the quick run test_flux_parity has bf16 and fp16, and test_quantised ComfyUI's own bits on one worker
-@pytest.mark.parametrize("plan", [BY_STORE[plan] for plan in ("ulysses", "stages")], ids=["ulysses", "stages"])
-@pytest.mark.parametrize("name", NAMES)
-def test_bf16_is_as_close_to_fp32_as_comfyuis(latent_of: LatentOf, name: str, plan: dict[str, Any]) -> None:
-    """One worker gives ComfyUI's own bits; the result of several workers is at most 1.5 times as far from fp32 as ComfyUI's."""
-    graph = graph_of(name)
-    exact, stock = latent_of(graph), latent_of(in_bf16(graph))
-    assert torch.equal(latent_of(spread(in_bf16(graph), "cpu:1")), stock)
-    ours = relative_error(latent_of(spread(in_bf16(graph), **plan)), exact)
-    print(f"{name}: {ours:.5f}, ComfyUI {relative_error(stock, exact):.5f}")
-    assert ours <= 1.5 * relative_error(stock, exact)

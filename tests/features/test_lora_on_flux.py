@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,7 +32,6 @@ from tests.support.tiny.formats import save_fp8, save_gguf, save_scaled
 from tests.support.tiny.lora import HIDDEN, SCHEMES, save_adapter
 from tests.support.tiny.models import draw
 
-TOLERANCE = 1e-5
 DIFFERENT = 1e-2
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -96,94 +95,48 @@ STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES
     ],
 )
 def test_adapters_give_the_stock_latent(
-    latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
+    latent_of: LatentOf,
+    assert_equal_latents: EqualLatents,
+    plan: dict[str, Any],
+    stack: tuple[tuple[str, float], ...],
 ) -> None:
     """The latent equals the stock loader's, and each adapter changes it."""
     graph = job(*stack)
     for taken in range(len(stack)):
         assert relative_error(latent_of(graph), latent_of(job(*stack[:taken], *stack[taken + 1 :]))) > DIFFERENT
-    assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
+    assert_equal_latents(parallel(graph, **plan), graph)
 
 
-FP8 = {
-    "stored": ("tiny-fp8", "default"),
-    "e4m3fn": (NARROW, "fp8_e4m3fn"),
-    "e5m2": (NARROW, "fp8_e5m2"),
-    "fast": (NARROW, "fp8_e4m3fn_fast"),
-}
-"""Files, and the `weight_dtype` with which their weights are plain fp8."""
-
-
-@thorough  # in the quick run models/test_merged_fp8 has every adapter and store, test_files_of_comfyui_models a LoRA on fp8
 @pytest.mark.parametrize(
-    ("plan", "held", "scheme"),
+    ("plan", "model"),  # in the quick run test_adapters_give_the_stock_latent has the other plans
     [
-        pytest.param(PLANS[plan], FP8[held], scheme, id=f"{plan}-{held}-{scheme}")
-        for plan, held, scheme in product(PLANS, FP8, ("lora-peft", "dora-columns-of-parts", "oft", "diff"))
-    ],
-)
-def test_adapters_on_fp8_weights_give_the_stock_latent(
-    latent_of: LatentOf, plan: dict[str, Any], held: tuple[str, str], scheme: str
-) -> None:
-    """Two strengths, then no adapter, one after the other: the weights are rounded to fp8 again, as in the stock loader."""
-    model, dtype = held
-    before = None
-    for strength in (0.7, -0.3, None):
-        graph = job(*[(scheme, strength), ("lora-kohya", -0.3)] if strength else [], model=model)
-        graph["model"]["inputs"]["weight_dtype"] = dtype
-        stock = latent_of(graph)
-        assert before is None or relative_error(stock, before) > DIFFERENT
-        assert relative_error(latent_of(parallel(graph, **plan)), stock) <= TOLERANCE
-        before = stock
-
-
-@pytest.mark.parametrize(
-    ("plan", "model"),
-    [  # in the quick run test_adapters_give_the_stock_latent has the other plans
-        pytest.param(
-            *(PLANS[plan], model),
-            id=f"{plan}-{model}",
-            marks=[thorough] * ((plan, model) not in (("ulysses-2", SCALED), ("sharded-2", GGUF))),
-        )
-        for plan, model in product(PLANS, (SCALED, GGUF))
+        ("ulysses-2", SCALED),
+        ("sharded-2", GGUF),
+        pytest.param("pp-2", SCALED, marks=thorough),
+        pytest.param("streamed-2", GGUF, marks=thorough),
     ],
 )
 def test_adapters_on_scaled_and_gguf_weights_give_the_stock_latent(
-    latent_of: LatentOf, plan: dict[str, Any], model: str
+    assert_equal_latents: EqualLatents, plan: str, model: str
 ) -> None:
     """Scaled weights are quantised again, as in the stock loader. It does not read GGUF, so it has those values in fp32."""
     stack = (("dora-columns", 0.7), ("lora-peft", -0.3))
     stock = job(*stack, model="tiny-scaled" if "scaled" in model else "tiny-q4-expanded")
-    ours = parallel(stock, **plan)
+    ours = parallel(stock, **PLANS[plan])
     ours["model"]["inputs"]["unet_name"] = model
-    assert relative_error(latent_of(ours), latent_of(stock)) <= TOLERANCE
+    assert_equal_latents(ours, stock)
 
 
 @thorough
-@pytest.mark.parametrize(
-    "model", [f"{NARROW}.safetensors", "tiny-q4.gguf", "tiny-fp8.safetensors", "tiny-scaled.safetensors"]
-)
+@pytest.mark.parametrize("model", [f"{NARROW}.safetensors", GGUF, "tiny-fp8.safetensors", SCALED])
 def test_weights_with_adapters_leave_the_devices_and_come_back(comfyui: ComfyUI, model: str) -> None:
     graph = parallel(job(("dora-columns", 0.7), ("lora-peft", -0.3)), ulysses=2)
     graph["model"]["inputs"]["unet_name"] = model
     check_that_one_copy_waits_and_comes_back(comfyui, graph)
 
 
-@thorough
-@pytest.mark.parametrize("model", ["tiny-q4.gguf", "tiny-fp8.safetensors"])
-def test_adapters_in_compiled_blocks_give_the_stock_latent(assert_equal_latents: EqualLatents, model: str) -> None:
-    """The blocks hold GGUF weights, expanded with adapters, and fp8 weights with adapters applied, at two strengths."""
-    for strength in (0.7, -0.3):
-        stock = job(("lora-peft", strength), model="tiny-q4-expanded" if "q4" in model else "tiny-fp8")
-        ours = parallel(insert_after_model(stock, "TorchCompileModel", backend="cudagraphs"), **PLANS["ulysses-2"])
-        ours["model"]["inputs"]["unet_name"] = model
-        log = assert_equal_latents(ours, stock)
-        assert "blocks compiled by cudagraphs" in log
-        assert "is not compiled" not in log
-
-
 def test_an_adapter_across_the_parts_of_a_fused_quantised_weight_gives_the_stock_latent(
-    comfyui: ComfyUI, latent_of: LatentOf
+    comfyui: ComfyUI, latent_of: LatentOf, assert_equal_latents: EqualLatents
 ) -> None:
     """The OFT adapter's blocks contain rows of both q and k."""
     layer, rows = "lora_unet_double_blocks_0_img_attn_qkv", 96
@@ -192,27 +145,22 @@ def test_an_adapter_across_the_parts_of_a_fused_quantised_weight_gives_the_stock
     save_file(tensors, comfyui.base_dir / "models" / "loras" / "oft-across.safetensors")
     stock = job(("oft-across", 1.0), model="tiny-fp8")
     assert relative_error(latent_of(stock), latent_of(job(model="tiny-fp8"))) > DIFFERENT
-    assert relative_error(latent_of(parallel(stock, **PLANS["ulysses-2"])), latent_of(stock)) <= TOLERANCE
+    assert_equal_latents(parallel(stock, **PLANS["ulysses-2"]), stock)
 
 
 @pytest.mark.parametrize(
-    ("way", "plan"),
-    [  # in the quick run models/test_merged_fp8 removes adapters in every store
-        pytest.param(
-            way,
-            plan,
-            id=f"{way.__name__}, {name}",
-            marks=[thorough] * (way is not dict or name != "sharded-2"),
-        )
-        for way in (dict, step_by_step)
-        for name, plan in PLANS.items()
+    ("way", "plan"),  # in the quick run models/test_merged_fp8 removes adapters in every store
+    [
+        (dict, "sharded-2"),
+        *(pytest.param(dict, plan, marks=thorough) for plan in ("ulysses-2", "pp-2", "streamed-2")),
+        pytest.param(step_by_step, "sharded-2", marks=thorough),
     ],
 )
 def test_adapters_change_the_weights_and_leave_no_trace(
-    comfyui: ComfyUI, way: Callable[[Graph], Graph], plan: dict[str, Any]
+    comfyui: ComfyUI, way: Callable[[Graph], Graph], plan: str
 ) -> None:
     def latent(*adapters: tuple[str, float]) -> Tensor:
-        run, log = queue_logged(comfyui, parallel(way(job(*adapters)), **plan))
+        run, log = queue_logged(comfyui, parallel(way(job(*adapters)), **PLANS[plan]))
         assert ways(log), "ComfyUI had the result already"
         return saved_latent(comfyui, run.check())
 

@@ -1,4 +1,4 @@
-"""Stock nodes change a video on workers as with the stock loader: moved positions, skipped blocks, guidance."""
+"""Stock nodes change a video on workers as with the stock loader: moved positions, skipped and compiled blocks."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import PLANS, LatentOf, graph_of, masked, save_families, spread
+from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import PLANS, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_checks import assert_matters_and_stock
-from tests.support.graphs.flux import Graph, insert_after_model
+from tests.support.graphs.flux import insert_after_model, ways
 from tests.support.graphs.guidance import SKIPPING
-from tests.support.selection import thorough
 
 NODES: dict[str, tuple[bool, dict[str, Any]]] = {
     "ScaleROPE": (True, {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}),
     "SkipLayerGuidanceDiT": (False, SKIPPING),
-    "CFGNorm": (True, {"strength": 0.9}),
-    "CFGZeroStar": (True, {}),
-    "Epsilon Scaling": (True, {"scaling_factor": 1.02}),
-    "RescaleCFG": (False, {"multiplier": 0.7}),
-    "APG": (False, {"eta": 0.5, "norm_threshold": 2.0, "momentum": 0.3}),
-    "TCFG": (False, {}),
-    "CFGOverride": (False, {"cfg": 1.0, "start_percent": 0.4, "end_percent": 1.0}),
-    "DifferentialDiffusion": (False, {"strength": 1.0}),
 }
-"""The nodes under test by class: True if the node runs in the workers' loop, and the node's inputs."""
+"""Nodes that change the model: true if the node runs in the workers' loop, and the node's inputs.
+
+test_every_node and test_stock_nodes_on_flux have the nodes that change the guidance.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,25 +29,25 @@ def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "wan")
 
 
-QUICK = ("ScaleROPE", "SkipLayerGuidanceDiT")
-"""The nodes that change the model; test_stock_nodes_on_flux tests the others on FLUX.1."""
-
-
-def job(kind: str) -> Graph:
-    """Return the graph without the node. Differential Diffusion gets a mask of 0.5, which it reads as the time to begin."""
-    graph = graph_of("wan")
-    if kind == "DifferentialDiffusion":
-        graph = masked(graph, 10, 9, 3)
-        graph["others"]["inputs"]["color"] = 0x808080
-    return graph
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK)) for kind in NODES])
+@pytest.mark.parametrize("kind", NODES)
 def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, latent_of: LatentOf) -> None:
     in_the_loop, inputs = NODES[kind]
-    plain = job(kind)
+    plain = graph_of("wan", steps=2)
     graph = insert_after_model(plain, kind, **inputs)
     assert_matters_and_stock(latent_of, plain, graph, strict=in_the_loop)
+
+
+def test_torch_compile_compiles_the_workers_blocks(assert_equal_latents: EqualLatents) -> None:
+    """The backend cudagraphs runs the same graphs uncompiled on CPUs, which have no recorder. Inductor takes minutes.
+
+    One worker is enough, since all workers compile the same blocks; tests/models (`test_compiled`) tests divided blocks.
+    """
+    graph = graph_of("wan", steps=2)
+    ours = insert_after_model(spread(graph, "cpu:1"), "TorchCompileModel", backend="cudagraphs")
+    log = assert_equal_latents(ours, graph)
+    assert ways(log) == ["loop"]
+    assert "blocks compiled by cudagraphs" in log
+    assert "is not compiled" not in log
 
 
 def test_skipping_as_many_blocks_as_a_stage_has_is_refused(comfyui: ComfyUI) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
 from tests.support.latents import cached_by_graph, relative_error, saved_latent
-from tests.support.selection import crossed, thorough
 from tests.support.server import NARROW
 
 STEPS = 10
@@ -39,36 +38,17 @@ def stock(comfyui: ComfyUI) -> Callable[[Graph], tuple[Tensor, list[tuple[str, s
     return cached_by_graph(run)
 
 
-CASES: dict[str, Graph] = {
-    "EasyCache": cached("EasyCache", 0.2),
-    "LazyCache": cached("LazyCache", 0.2),
-    "EasyCache, texts of two lengths": cached("EasyCache", 0.2, negative="cond-45"),
-    "EasyCache, two calls a step, in a part of the run": cached("EasyCache", 0.3, PART, sampler="heun"),
-    "LazyCache in a part of the run": cached("LazyCache", 0.3, PART),
+CFG, ULYSSES = {"cfg": 2}, {"cfg": 1, "ulysses": 2}
+CASES: dict[str, tuple[Graph, dict[str, int]]] = {
+    "EasyCache, texts of two lengths": (cached("EasyCache", 0.2, negative="cond-45"), CFG),
+    "EasyCache, two calls a step, in a part of the run": (cached("EasyCache", 0.3, PART, sampler="heun"), ULYSSES),
+    "LazyCache in a part of the run": (cached("LazyCache", 0.3, PART), CFG),
+    "EasyCache judges a divided batch as a whole": (cached("EasyCache", 0.3, batch=3, seed=11), {"data": 2, "cfg": 1}),
 }
 
 
-PLANS = {"cfg 2": {"cfg": 2}, "ulysses 2": {"cfg": 1, "ulysses": 2}}
-QUICK = {
-    "EasyCache, texts of two lengths": "cfg 2",
-    "EasyCache, two calls a step, in a part of the run": "ulysses 2",
-    "LazyCache in a part of the run": "cfg 2",
-}
-"""The cases of the quick run."""
-
-
-@pytest.mark.parametrize(("graph", "plan"), crossed(CASES, PLANS, QUICK))
+@pytest.mark.parametrize(("graph", "plan"), CASES.values(), ids=CASES)
 def test_a_step_cache_skips_the_same_steps_as_in_comfyui(comfyui, stock, graph, plan):
-    check(comfyui, stock, graph, plan)
-
-
-@pytest.mark.parametrize("kind", ["EasyCache", pytest.param("LazyCache", marks=thorough)])  # above in a part of the run
-def test_a_step_cache_judges_a_divided_batch_as_a_whole(comfyui, stock, kind):
-    check(comfyui, stock, cached(kind, 0.3, batch=3, seed=11), {"data": 2, "cfg": 1})
-
-
-def check(comfyui: ComfyUI, stock: Any, graph: Graph, plan: dict[str, int]) -> None:
-    """Check that a plan skips the same steps as ComfyUI, and gives its latent."""
     latent, expected = stock(graph)
     run, log = queue_logged(comfyui, parallel(graph, **plan))
     error = relative_error(saved_latent(comfyui, run.check()), latent)

@@ -14,22 +14,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parallel_backend.worker.process.environment import FAULT_FILE
-from scripts.comfyui import ComfyUI, Graph
-from tests.support.comfy_oracle import comfy_on_path
-from tests.support.copies.changed import copied, edit
-from tests.support.graphs.comfyui import save_families, spread
-from tests.support.graphs.flux import node
-from tests.support.graphs.sound import assert_same, both, sound_graph
+from scripts.comfyui import ComfyUI, Graph, QueuedRun
+from tests.support.copies.changed import copied
+from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.support.graphs.flux import beside, node
+from tests.support.graphs.unsharded import batched
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.text_encoders import NARROW, narrow_sizes, save_narrow, save_scaled_fp8, save_text_encoder
 
-TYPES = {
-    "clip-l": "stable_diffusion",
-    "t5-base": "stable_audio",
-    "qwen3-0.6b": "qwen_image",
-    "scaled-fp8": "qwen_image",
-}
-"""The type to load each text encoder with."""
+TYPES = {"t5-base": "stable_audio", "qwen3-0.6b": "qwen_image", "scaled-fp8": "qwen_image"}
+"""Text encoders, with the type to load each."""
 
 DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.05, "seed": 7}
 """Settings by which Generate Text draws tokens."""
@@ -69,34 +64,25 @@ def parallel(graph: Graph, workers: int) -> Graph:
     return changed
 
 
-def conditioning(server: ComfyUI, graph: Graph) -> Tensor:
-    """Return all numbers of the conditioning that a graph makes."""
-    return filed(server, graph)["cond"]
+def assert_encoded(server: ComfyUI, graph: Graph, workers: int = 2) -> None:
+    """Assert that Load Parallel CLIP gives the conditioning of a graph with ComfyUI's loader."""
+    run = server.queue(beside(parallel(graph, workers), graph), timeout=500).check()
+    ours, theirs = (filed(server, run, f"{side}save")["cond"] for side in ("", "stock "))
+    assert torch.equal(ours, theirs)
+    assert theirs.std() > 0.01
 
 
-def filed(server: ComfyUI, graph: Graph) -> dict[str, Tensor]:
-    """Return the tensors of the conditioning that a graph saves, by name."""
-    (saved,) = server.queue(graph, timeout=500).check().outputs["save"]["conditioning"]
+def filed(server: ComfyUI, run: QueuedRun, node_id: str) -> dict[str, Tensor]:
+    """Return the tensors of the conditioning that a node of a run saved, by name."""
+    (saved,) = run.outputs[node_id]["conditioning"]
     return load_file(server.input_dir / saved["filename"])
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"),
-    [
-        # in the quick run the texts below; tests/models/test_divided_blocks.py has the classes on three ranks,
-        # tests/clip/test_files.py the files
-        pytest.param("clip-l", 2, marks=thorough),
-        pytest.param("t5-base", 3, marks=thorough),
-        pytest.param("qwen3-0.6b", 3, marks=thorough),
-        pytest.param("scaled-fp8", 2, marks=thorough),
-    ],
-)
-def test_prompts_are_encoded_bit_by_bit_as_by_comfyuis_loader(server: ComfyUI, name: str, workers: int) -> None:
+@thorough  # in the quick run the texts below; models/test_divided_blocks has the classes, clip/test_files the files
+@pytest.mark.parametrize("name", TYPES)
+def test_prompts_are_encoded_bit_by_bit_as_by_comfyuis_loader(server: ComfyUI, name: str) -> None:
     save(server, name)
-    graph = encoding(node("CLIPLoader", clip_name=f"{name}.safetensors", type=TYPES[name]))
-    ours, theirs = conditioning(server, parallel(graph, workers)), conditioning(server, graph)
-    assert torch.equal(ours, theirs)
-    assert theirs.std() > 0.01
+    assert_encoded(server, encoding(node("CLIPLoader", clip_name=f"{name}.safetensors", type=TYPES[name])), workers=3)
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +122,6 @@ def with_changes(lora: str) -> Graph:
     return graph
 
 
-def saved(server: ComfyUI, graph: Graph) -> list[Tensor]:
-    """Return the texts that a graph saves, in the order of its nodes."""
-    outputs = server.queue(graph, timeout=500).check().outputs
-    files = [outputs[name]["conditioning"][0]["filename"] for name in graph if name.startswith("save")]
-    return [load_file(server.input_dir / file)["cond"] for file in files]
-
-
 def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer_and_knows_learned_words(
     server: ComfyUI, lora: str
 ) -> None:
@@ -150,12 +129,14 @@ def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer_and_knows_learn
     words.parent.mkdir(exist_ok=True)
     save_file({"emb_params": torch.randn(2, 768, generator=torch.Generator().manual_seed(5))}, words)
     graph = with_changes(lora)
-    ours, theirs = saved(server, parallel(graph, 2)), saved(server, graph)
+    run = server.queue(beside(parallel(graph, 2), graph), timeout=500).check()
+    ours, theirs = ([filed(server, run, f"{side}save{text}")["cond"] for text in range(5)] for side in ("", "stock "))
     assert all(torch.equal(mine, stock) for mine, stock in zip(ours, theirs, strict=True))
     assert not any(torch.equal(theirs[0], other) for other in theirs[1:4])
     assert torch.equal(theirs[0], theirs[4])
     graph["text0"]["inputs"]["text"] = f"{PROMPT} 0"
-    assert not torch.equal(saved(server, graph)[0], theirs[0]), "the learned word counts"
+    run = server.queue({name: graph[name] for name in ("clip", "text0", "save0")}, timeout=500).check()
+    assert not torch.equal(filed(server, run, "save0")["cond"], theirs[0]), "the learned word counts"
 
 
 @pytest.mark.parametrize("second", ["clip-l.safetensors", "checkpoints/clip-l.safetensors", "full.safetensors"])
@@ -180,10 +161,7 @@ def test_an_encoder_that_cannot_write_text_fails_as_in_comfyui_and_encodes_the_n
     ours = str(server.queue(parallel(writing, 2), timeout=300).error)
     assert "has no attribute 'generate'" in theirs
     assert "has no attribute 'generate'" in ours
-    graph = encoding(clip_l(), "a (prompt:1.2) after a text")
-    theirs = conditioning(server, graph)
-    assert torch.equal(conditioning(server, parallel(graph, 2)), theirs)
-    assert theirs.std() > 0.01
+    assert_encoded(server, encoding(clip_l(), "a (prompt:1.2) after a text"))
 
 
 @thorough  # models/test_divided_blocks.py has the class in small
@@ -214,18 +192,18 @@ def test_an_encoder_with_vision_encodes_a_picture_and_writes_the_same_text(serve
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (node("CLIPSave", clip=["clip", 0], filename_prefix="clip"), "Saving the text encoder"),
-        (node("CLIPMergeSimple", clip1=["clip", 0], clip2=["clip", 0], ratio=0.5), "Merging text encoders"),
+        ({"changed": node("CLIPSave", clip=["clip", 0], filename_prefix="clip")}, "Saving the text encoder"),
+        (
+            {
+                "changed": node("CLIPMergeSimple", clip1=["clip", 0], clip2=["clip", 0], ratio=0.5),
+                "text": node("CLIPTextEncode", clip=["changed", 0], text=PROMPT),
+            },
+            "Merging text encoders",
+        ),
     ],
 )
-def test_nodes_that_need_the_weights_here_are_refused_by_name(
-    server: ComfyUI, changed: dict[str, Any], words: str
-) -> None:
-    graph = parallel(encoding(clip_l()), 2)
-    graph["changed"] = changed
-    if changed["class_type"] != "CLIPSave":
-        graph["text"]["inputs"]["clip"] = ["changed", 0]
-    message = str(server.queue(graph, timeout=300).error)
+def test_nodes_that_need_the_weights_here_are_refused_by_name(server: ComfyUI, changed: Graph, words: str) -> None:
+    message = str(server.queue(parallel(encoding(clip_l()), 2) | changed, timeout=300).error)
     assert words in message
     assert "use Load CLIP" in message
 
@@ -236,23 +214,20 @@ def test_a_killed_worker_is_one_clear_error_and_the_next_prompt_is_encoded(serve
     fault.write_text("rank=1,phase=encoding the prompt,kind=kill")
     run = server.queue(parallel(graph, 2), timeout=300)
     assert "Worker 1 of 2" in str(run.error)
-    ours, theirs = conditioning(server, parallel(graph, 2)), conditioning(server, graph)
-    assert torch.equal(ours, theirs)
+    assert_encoded(server, graph)
 
 
 @thorough  # models/test_divided_blocks.py cancels a call on ranks
 def test_a_prompt_of_20000_tokens_is_encoded_and_another_is_cancelled(server: ComfyUI) -> None:
     """ComfyUI encodes a long prompt of CLIP-L in parts of 77 tokens, all in one batch."""
     long = "fox " * 20_000
-    graph = encoding(clip_l(), long)
-    assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
+    assert_encoded(server, encoding(clip_l(), long))
     prompt = server.submit(parallel(encoding(clip_l(), f"two {long}"), 2))
     time.sleep(2.0)
     server.interrupt()
     run = server.wait(prompt, timeout=120)
     assert run.status == "interrupted"
-    graph = encoding(clip_l(), "a third prompt")
-    assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
+    assert_encoded(server, encoding(clip_l(), "a third prompt"))
 
 
 SEVERAL = (
@@ -266,7 +241,7 @@ SEVERAL = (
 @thorough  # models/test_divided_blocks.py has the classes
 def test_text_encoders_of_several_files_encode_bit_by_bit_as_by_comfyuis_loaders(tmp_path: Path) -> None:
     """The copy of ComfyUI knows narrow ones of CLIP-G and T5 XXL."""
-    server = copied(tmp_path, LLAMA, WIDE, WIDE)
+    server = copied(tmp_path, "README.md", "ComfyUI", "ComfyUI")
     folder = server.base_dir / "models" / "text_encoders"
     folder.mkdir(exist_ok=True)
     save(server, "clip-l")
@@ -286,65 +261,21 @@ def test_text_encoders_of_several_files_encode_bit_by_bit_as_by_comfyuis_loaders
             }
             divided = {**graph, "plan": node("ParallelPlan", devices=f"cpu:{len(names)}")}
             divided["clip"] = node("LoadParallelCLIP", **ours, type=kind, plan=["plan", 0])
-            theirs, equal = filed(server, graph), filed(server, divided)
+            run = server.queue(beside(divided, graph), timeout=500).check()
+            equal, theirs = filed(server, run, "save"), filed(server, run, "stock save")
             assert len(theirs) > 1, "the texts and what is pooled"
             assert {name: torch.equal(equal[name], theirs[name]) for name in equal} == dict.fromkeys(theirs, True)
             assert theirs["cond"].std() > 0.01
 
 
-SIZES = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 50, "num_attention_heads": 8}
-"""Sizes of a small encoder of MiniMax-H3. ComfyUI recognises the encoder by its 50 layers."""
-
-VISION = "hidden_size={}, intermediate_size={}, depth={}, deepstack_visual_indexes=[{}, {}, {}]"
-SMALL_VISION = {"hidden_size": 128, "intermediate_size": 64, "depth": 4, "deepstack_visual_indexes": [1, 2, 3]}
-
-LLAMA = "comfy/text_encoders/llama.py"
-WIDE = """hidden_size: int = 5120
-    intermediate_size: int = 25600
-    num_hidden_layers: int = 50
-    num_attention_heads: int = 64
-"""
-
-
-def save_small_h3_encoder(path: Path) -> None:
-    """Write the file of a small encoder of MiniMax-H3 with random weights."""
-    comfy_on_path()
-    from comfy.text_encoders import minimax, qwen3vl
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(qwen3vl.QWEN3VL_VISION, "qwen3vl_32b", SMALL_VISION)
-        options = {"qwen3vl_32b_model_config": SIZES}
-        encoder: Any = minimax.te()(device="cpu", dtype=torch.bfloat16, model_options=options)
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for name, tensor in encoder.qwen3vl_32b.transformer.state_dict().items():
-        noise = 0.1 * torch.randn(tensor.shape, generator=generator)
-        tensors[name] = (noise if tensor.ndim > 1 else 1 + noise).bfloat16()
-    save_file(tensors, path)
-
-
-@thorough  # models/test_divided_blocks.py has the encoder, with a picture; families/test_minimax_h3.py the model
-def test_minimax_h3_gives_the_stock_latents_through_both_nodes(tmp_path: Path) -> None:
-    """The encoder and the model share three workers. The copy of ComfyUI knows a narrow encoder."""
-    server = copied(
-        tmp_path, LLAMA, WIDE, "\n    ".join(f"{name}: int = {size}" for name, size in SIZES.items()) + "\n"
-    )
-    wide, narrow = VISION.format(1152, 4304, 27, 8, 16, 24), VISION.format(128, 64, 4, 1, 2, 3)
-    edit(
-        tmp_path / "ComfyUI",
-        "comfy/text_encoders/qwen3vl.py",
-        f'"qwen3vl_32b": dict({wide})',
-        f'"qwen3vl_32b": dict({narrow})',
-    )
-    with server:
-        save_families(server, "minimax")
-        (server.base_dir / "models" / "text_encoders").mkdir(exist_ok=True)
-        save_small_h3_encoder(server.base_dir / "models" / "text_encoders" / "h3.safetensors")
-        graph = sound_graph("minimax", steps=2)
-        graph["clip"] = node("CLIPLoader", clip_name="h3.safetensors", type="minimax")
-        for side, text in (("positive", "a fox jumps over a dog"), ("negative", "blurry")):
-            graph[side] = node("CLIPTextEncode", clip=["clip", 0], text=text)
-        expected = both(server, graph)[:2]
-        divided = spread(graph, devices="cpu:3", cfg=1, ulysses=3)
-        divided["clip"] = node("LoadParallelCLIP", **graph["clip"]["inputs"], plan=["plan", 0])
-        assert_same(server, divided, expected)
+@thorough  # in the quick run the page's tests swap both loaders, and other tests have workers with several models
+def test_a_model_and_its_text_encoder_on_the_same_workers_give_the_stock_latent(
+    server: ComfyUI, latent_of: LatentOf
+) -> None:
+    save_families(server, "sd15")
+    graph = batched(graph_of("sd15", steps=2), 1) | {"clip": clip_l()}
+    for side, text in (("positive", PROMPT), ("negative", "blurry")):
+        graph[side] = node("CLIPTextEncode", clip=["clip", 0], text=text)
+    divided = spread(graph, cfg=2)
+    divided["clip"] = node("LoadParallelCLIP", **graph["clip"]["inputs"], plan=["plan", 0])
+    assert relative_error(latent_of(divided), latent_of(graph)) <= TOLERANCE

@@ -6,14 +6,12 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import Graph, insert_after, node
-from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY, save_tiny
 from tests.support.tiny.models import draw
 from tests.vae.comfy_vaes import save_comfy_vae
@@ -50,7 +48,6 @@ PLANS: list[dict[str, Any]] = [
     {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
     {"devices": "cpu:2", "ring": 2, "weights": "sharded"},
 ]
-SOME_PLANS = [PLANS[0], *(pytest.param(plan, marks=thorough) for plan in PLANS[1:])]
 
 BY_STORE: dict[str, dict[str, Any]] = {
     "ulysses": PLANS[0],

@@ -65,6 +65,16 @@ def parallel(graph: Graph, devices: str = "cpu:2", *, sampler: bool = False, **p
     return graph
 
 
+def beside(graph: Graph, stock: Graph) -> Graph:
+    """Return both graphs in one, so that ComfyUI keeps both models. The names of the second graph's nodes begin with "stock "."""
+    names = {name: f"stock {name}" for name in stock}
+    renamed = {names[name]: copy.deepcopy(each) for name, each in stock.items()}
+    for each in renamed.values():
+        links = {key: value for key, value in each["inputs"].items() if isinstance(value, list)}
+        each["inputs"] |= {key: [names[source], output] for key, (source, output) in links.items()}
+    return graph | renamed
+
+
 def unplanned(graph: Graph, **settings: str) -> Graph:
     """Return the graph with Load Parallel FLUX as its loader, with no plan, and with settings as the page fills them in."""
     graph = copy.deepcopy(graph)

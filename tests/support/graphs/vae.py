@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scripts.comfyui import ComfyUI, Graph
+from scripts.comfyui import ComfyUI, Graph, QueuedRun
 from tests.support.graphs.flux import node
 
 
@@ -30,14 +30,18 @@ def saved(images: list[Any]) -> dict[str, Any]:
 
 
 def encode(vae: str, latent: str) -> Graph:
-    """Return a graph that encodes the decoded pixels again. Decoding stays ComfyUI's in the parallel graph."""
-    graph = decode(vae, latent) | {
-        "vae for pixels": node("VAELoader", vae_name=f"{vae}.safetensors"),
-        "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["vae", 0]),
+    """Return a graph that encodes decoded pixels again, and saves both: the nodes "save" and "save pixels".
+
+    In the parallel graph, ComfyUI decodes the pixels that are encoded.
+    """
+    graph = decode(vae, latent)
+    return graph | {
+        "save pixels": graph["save"],
+        "vae of pixels": node("VAELoader", vae_name=f"{vae}.safetensors"),
+        "pixels to encode": node("VAEDecode", samples=["latent", 0], vae=["vae of pixels", 0]),
+        "encoded": node("VAEEncode", pixels=["pixels to encode", 0], vae=["vae", 0]),
         "save": node("SaveLatent", samples=["encoded", 0], filename_prefix="vae"),
     }
-    graph["pixels"]["inputs"]["vae"] = ["vae for pixels", 0]
-    return graph
 
 
 def parallel(graph: Graph, workers: int = 2, frame_batches: str = "comfyui") -> Graph:
@@ -50,8 +54,13 @@ def parallel(graph: Graph, workers: int = 2, frame_batches: str = "comfyui") -> 
 
 
 def pixels(server: ComfyUI, graph: Graph) -> Tensor:
-    """Return the pixels that a graph saved, `[frames, 3, height, width]`."""
-    files = server.files(server.queue(graph, timeout=500).check(), "save")
+    """Run a graph and return the pixels that it saved, `[frames, 3, height, width]`."""
+    return saved_pixels(server, server.queue(graph, timeout=500).check())
+
+
+def saved_pixels(server: ComfyUI, run: QueuedRun, node_id: str = "save") -> Tensor:
+    """Return the pixels that a node of a run saved."""
+    files = server.files(run, node_id)
     assert files
     pictures = []
     for file in files:
