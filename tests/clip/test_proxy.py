@@ -56,6 +56,15 @@ def test_workers_without_room_for_their_part_are_refused_before_they_start(load:
     load(file, memory_limit=1.0)
 
 
+def scheduled(clip: Any) -> Any:
+    """Encode a prompt with hooks that have a schedule."""
+    import comfy.hooks
+
+    copied = clip.clone()
+    copied.patcher.forced_hooks, copied.use_clip_schedule = comfy.hooks.HookGroup(), True
+    return copied.encode_from_tokens_scheduled(copied.tokenize("a fox"))
+
+
 USES: dict[str, Callable[[Any], Any]] = {
     "Saving the text encoder": lambda clip: clip.state_dict_for_saving(),
     "Reading the weights": lambda clip: clip.get_sd(),
@@ -68,24 +77,22 @@ USES: dict[str, Callable[[Any], Any]] = {
     "Moving the text encoder to another device": lambda clip: clip.patcher.deepclone_multigpu(),
     "Calling the text encoder's CLIPTextModel": lambda clip: clip.cond_stage_model.clip_l.transformer(None),
     "Encoding without loading the text encoder": lambda clip: clip.cond_stage_model.encode_token_weights({"l": []}),
+    "Encoding a prompt with a schedule of hooks": scheduled,
 }
 """Uses of a CLIP that need its weights in ComfyUI's process, by the beginnings of their refusals."""
 
 
-@pytest.mark.parametrize("words", USES)
-def test_a_use_that_needs_the_weights_here_is_refused_by_name(load: Load, file: Path, words: str) -> None:
-    with pytest.raises(Refused, match=re.escape(f"{words} cannot be done with a parallel CLIP: ")) as refusal:
-        USES[words](load(file))
-    assert "use Load CLIP" in str(refusal.value)
-
-
-def test_a_schedule_of_hooks_is_refused_and_hooks_without_a_schedule_are_not(load: Load, file: Path) -> None:
-    import comfy.hooks
-
-    clip = load(file).clone()
-    clip.patcher.forced_hooks, clip.use_clip_schedule = comfy.hooks.HookGroup(), True
-    with pytest.raises(Refused, match="Encoding a prompt with a schedule of hooks"):
-        clip.encode_from_tokens_scheduled(clip.tokenize("a fox"))
+def test_uses_that_need_the_weights_here_are_refused_by_name(load: Load, file: Path) -> None:
+    clip = load(file)
+    for words, use in USES.items():
+        with pytest.raises(Refused, match=re.escape(f"{words} cannot be done with a parallel CLIP: ")) as refusal:
+            use(clip)
+        assert "use Load CLIP" in str(refusal.value)
+    clip.load_model()
+    with pytest.raises(
+        Refused, match=r"the prompt cannot be sent to the workers \(a slice is no plain value\): use Load CLIP"
+    ):
+        clip.cond_stage_model.encode_token_weights({"l": [[(slice(0, 1), 1.0)]]})
 
 
 def test_copies_share_the_encoder_and_have_patches_of_their_own(load: Load, file: Path) -> None:
@@ -132,15 +139,6 @@ def test_files_that_make_no_text_encoder_of_the_type_are_refused(load: Load, fil
     cut.write_bytes(file.read_bytes()[:1000000])
     with pytest.raises(Refused, match=r"cut\.safetensors .* download it again"):
         load(cut)
-
-
-def test_a_prompt_with_an_object_of_no_plain_kind_is_refused(load: Load, file: Path) -> None:
-    clip = load(file)
-    clip.load_model()
-    with pytest.raises(
-        Refused, match=r"the prompt cannot be sent to the workers \(a slice is no plain value\): use Load CLIP"
-    ):
-        clip.cond_stage_model.encode_token_weights({"l": [[(slice(0, 1), 1.0)]]})
 
 
 def test_devices_that_do_not_exist_are_refused_before_the_file_is_read(load: Load, tmp_path: Path) -> None:
