@@ -10,6 +10,7 @@ from torch import Tensor
 
 from parallel_backend.attention.codec import EXACT, FP8
 from tests.attention.over_ranks import Split, attend_over_ranks, torch_attention
+from tests.support.latents import relative_error
 
 HEAD_DIM = 32
 
@@ -34,7 +35,7 @@ def test_an_encoded_row_has_e4m3_values_and_their_scale(dtype: torch.dtype) -> N
     found = FP8.decode(rows, dtype)
     assert torch.equal(found, rounded(x))
     assert torch.equal(FP8.decode(FP8.encode(found), dtype), found)  # a second exchange changes nothing
-    assert relative(found, x) < 0.03
+    assert relative_error(found.double(), x.double()) < 0.03
 
 
 def test_nan_and_infinity_are_not_hidden_by_rounding() -> None:
@@ -59,13 +60,8 @@ def test_attention_rounds_only_values_that_are_sent(ring: int, ulysses: int, chu
     expected = torch_attention([q if ulysses > 1 else split.inputs[0], k, v]).float()
     if ulysses > 1:
         expected = rounded(expected)
-    assert relative(found.whole, expected) < 1e-3
+    assert relative_error(found.whole, expected) < 1e-3
     for out in (found.whole, *([] if found.patches is None else [found.patches])):
-        assert 1e-3 < relative(out, torch_attention(split.inputs)) < 0.06
+        assert 1e-3 < relative_error(out, torch_attention(split.inputs)) < 0.06
     lse = 0 if patches == 1 else 4 * split.inputs[0, ..., 0].numel() * (ring - 1)
     assert found.sent - lse == (in_fp32.sent - lse) * (HEAD_DIM + 4) / (4 * HEAD_DIM)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    """Return the relative error in the L2 norm."""
-    return ((found - expected).double().norm() / expected.double().norm()).item()

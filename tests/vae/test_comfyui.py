@@ -21,6 +21,7 @@ from parallel_backend.vae.row_tensor import RowTensor
 from parallel_backend.vae.rows import Slab, slab_of
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.allocations import peak_bytes
+from tests.support.latents import relative_error
 from tests.support.rank_parts import everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -100,8 +101,7 @@ def test_decodes_and_encodes_over_ranks_equal_comfyuis(name: str, ranks: int) ->
     """Rows are uneven; a latent with fewer rows than ranks stays whole."""
     *made, gathers = over_ranks(ranks)[name]
     for ours, theirs in zip(made, oracle(name), strict=True):
-        assert ours.shape == theirs.shape
-        assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
+        assert relative_error(ours, theirs) <= TOLERANCE
     assert gathers == (GATHERS.get(name, 0) if KINDS[name].latent[-2] >= ranks else 0)
 
 
@@ -130,8 +130,7 @@ def test_latents_of_a_few_rows_equal_comfyuis(name: str, ranks: int) -> None:
             assert [each[index] for each in (first, *others)] == [their] * ranks
             continue
         assert isinstance(our, Tensor), our
-        assert our.shape == their.shape
-        assert (our - their).norm() / their.norm() <= TOLERANCE
+        assert relative_error(our, their) <= TOLERANCE
     assert sum(isinstance(each, Tensor) for each in first) >= len(SMALL)
 
 
@@ -244,8 +243,7 @@ def test_ltx_decoded_in_small_pieces_equals_comfyuis(name: str, frames: int) -> 
     torch.manual_seed(SEED)
     with torch.inference_mode():
         theirs = module.decode(latent)  # type: ignore[operator]
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
+    assert relative_error(ours, theirs) <= TOLERANCE
 
 
 def test_noise_inside_a_decoder_is_refused(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from parallel_backend.diffusion import ModelSpec
@@ -57,14 +55,12 @@ def load(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def picture_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    comfy_on_path()
     return save_image_vae(tmp_path_factory.mktemp("vae") / "flux.safetensors", torch.float16)
 
 
 def stock(path: Path) -> Any:
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    return import_module("comfy.sd").VAE(sd=load_file(path), metadata=metadata)
+    tensors, metadata = import_module("comfy.utils").load_torch_file(str(path), return_metadata=True)
+    return import_module("comfy.sd").VAE(sd=tensors, metadata=metadata)
 
 
 def test_nodes_see_the_modules_names_and_shapes_of_comfyuis_own(load: Any, picture_file: Path) -> None:
