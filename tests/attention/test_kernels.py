@@ -106,6 +106,10 @@ def test_a_worker_without_a_gpu_calls_no_package(wheel):
         "flash": "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
         "sage": "attention sage cannot be used: SageAttention runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
     }
+    with pytest.raises(Refused, match="flash-attn runs on GPUs only"):
+        choose_kernel("flash", CPU, torch.bfloat16, 128)
+    with pytest.raises(Refused, match="use one of auto, sdpa, flash"):
+        choose_kernel("xformers", CPU, torch.bfloat16, 128)
 
 
 @pytest.fixture

@@ -21,11 +21,13 @@ from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ALONE
 from parallel_backend.worker.requests.text_encoding import TextEncoderPart
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.sparse_files import write_sparse
-from tests.support.tiny.text_encoders import save_text_encoder
+
+# isort: split
+import comfy.sd
+from comfy.text_encoders import lt
 
 CPU = torch.device("cpu")
 
@@ -42,20 +44,14 @@ def read(path: Path, kind: str) -> tuple[Any, int]:
     return part.module, sum(bytes_read)
 
 
-def projected(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with the projection under the name of old files, whose tensor is transposed."""
-    kept = {name: tensor for name, tensor in tensors.items() if name != "text_projection.weight"}
-    return kept | {"text_projection": torch.randn(768, 768, dtype=torch.float16)}
-
-
 def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with the names and the fused matrices of OpenCLIP."""
+    """Return the tensors with the names and the fused matrices of OpenCLIP, and the projection transposed as in old files."""
     renamed = {
         "positional_embedding": tensors["text_model.embeddings.position_embedding.weight"],
         "token_embedding.weight": tensors["text_model.embeddings.token_embedding.weight"],
         "ln_final.weight": tensors["text_model.final_layer_norm.weight"],
         "ln_final.bias": tensors["text_model.final_layer_norm.bias"],
-        "text_projection.weight": torch.randn(768, 768, dtype=torch.float16),
+        "text_projection": torch.randn(768, 768, dtype=torch.float16),
     }
     names = {
         "layer_norm1": "ln_1",
@@ -73,21 +69,11 @@ def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in renamed.items()}
 
 
-@pytest.fixture(scope="module")
-def clip_l(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("clip") / "clip-l.safetensors"
-    save_text_encoder(path, "clip-l")
-    return path
-
-
 # features/test_text_encoders has the texts of an unchanged file bit by bit, and the next test the bytes read of it
-@pytest.mark.parametrize("change", [pytest.param(dict, marks=thorough), projected, fused])
+@pytest.mark.parametrize("change", [pytest.param(dict, marks=thorough), fused])
 def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
     tmp_path: Path, clip_l: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> None:
-    comfy_on_path()
-    import comfy.sd
-
     path = tmp_path / "clip-l.safetensors"
     tensors = change(load_file(clip_l))
     save_file(tensors, path)
@@ -100,12 +86,11 @@ def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
         name for name in theirs if ours[name].dtype != theirs[name].dtype or not torch.equal(ours[name], theirs[name])
     ]
     assert differ == []
-    computed = tensors["text_projection"].nbytes if change is projected else 0
+    computed = tensors["text_projection"].nbytes if change is fused else 0
     assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed
 
 
 def test_three_ranks_share_the_reading_and_hold_their_blocks_and_the_shared_tensors(clip_l: Path) -> None:
-    comfy_on_path()
     sizes = {name: tensor.nbytes for name, tensor in load_file(clip_l).items()}
     whole = sum(sizes.values())
     blocks = sum(nbytes for name, nbytes in sizes.items() if ".layers." in name)
@@ -119,9 +104,6 @@ def test_three_ranks_share_the_reading_and_hold_their_blocks_and_the_shared_tens
 
 def test_ltx_2_takes_its_projection_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the headers of a Gemma 3 12B and of an LTX-2 checkpoint. Both files are sparse: they have real sizes and no values."""
-    comfy_on_path()
-    from comfy.text_encoders import lt
-
     monkeypatch.setattr(lt, "LTXAVGemmaTokenizer", lambda **_: None)  # its model is one of the file's tensors
     with torch.device("meta"):
         encoder = lt.ltxav_te(dtype_llama=torch.bfloat16, text_projection_type="single_linear")(dtype=torch.bfloat16)

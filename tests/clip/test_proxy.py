@@ -17,26 +17,18 @@ from safetensors.torch import save_file
 from parallel_backend.errors import PlanRefused, Refused
 from parallel_backend.host import Backend, Deadlines
 from parallel_backend.plan import ParallelPlan
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
 from tests.support.tiny.formats import save_gguf
-from tests.support.tiny.text_encoders import save_text_encoder
+
+# isort: split
+import comfy.hooks
 
 Load = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide the file of CLIP-L with random weights."""
-    path = tmp_path_factory.mktemp("clip") / "clip-l.safetensors"
-    save_text_encoder(path, "clip-l")
-    return path
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Provide a function that loads files as the node does. No worker starts."""
-    comfy_on_path()
     server: Any = ModuleType("server")  # ComfyUI's server, which nothing here uses
     server.PromptServer = object
     monkeypatch.setitem(sys.modules, "server", server)
@@ -48,12 +40,19 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     backend.close()
 
 
-def test_workers_without_room_for_their_part_are_refused_before_they_start(load: Load, file: Path) -> None:
+def test_workers_without_room_for_their_part_are_refused_before_they_start(load: Load, clip_l: Path) -> None:
     with pytest.raises(
         PlanRefused, match=r"text encoder: its workers on cpu need 3\d\d MB .* and cpu has 100 MB \(memory_lim"
     ):
-        load(file, memory_limit=0.1)
-    load(file, memory_limit=1.0)
+        load(clip_l, memory_limit=0.1)
+    load(clip_l, memory_limit=1.0)
+
+
+def scheduled(clip: Any) -> Any:
+    """Encode a prompt with hooks that have a schedule."""
+    copied = clip.clone()
+    copied.patcher.forced_hooks, copied.use_clip_schedule = comfy.hooks.HookGroup(), True
+    return copied.encode_from_tokens_scheduled(copied.tokenize("a fox"))
 
 
 USES: dict[str, Callable[[Any], Any]] = {
@@ -68,28 +67,26 @@ USES: dict[str, Callable[[Any], Any]] = {
     "Moving the text encoder to another device": lambda clip: clip.patcher.deepclone_multigpu(),
     "Calling the text encoder's CLIPTextModel": lambda clip: clip.cond_stage_model.clip_l.transformer(None),
     "Encoding without loading the text encoder": lambda clip: clip.cond_stage_model.encode_token_weights({"l": []}),
+    "Encoding a prompt with a schedule of hooks": scheduled,
 }
 """Uses of a CLIP that need its weights in ComfyUI's process, by the beginnings of their refusals."""
 
 
-@pytest.mark.parametrize("words", USES)
-def test_a_use_that_needs_the_weights_here_is_refused_by_name(load: Load, file: Path, words: str) -> None:
-    with pytest.raises(Refused, match=re.escape(f"{words} cannot be done with a parallel CLIP: ")) as refusal:
-        USES[words](load(file))
-    assert "use Load CLIP" in str(refusal.value)
+def test_uses_that_need_the_weights_here_are_refused_by_name(load: Load, clip_l: Path) -> None:
+    clip = load(clip_l)
+    for words, use in USES.items():
+        with pytest.raises(Refused, match=re.escape(f"{words} cannot be done with a parallel CLIP: ")) as refusal:
+            use(clip)
+        assert "use Load CLIP" in str(refusal.value)
+    clip.load_model()
+    with pytest.raises(
+        Refused, match=r"the prompt cannot be sent to the workers \(a slice is no plain value\): use Load CLIP"
+    ):
+        clip.cond_stage_model.encode_token_weights({"l": [[(slice(0, 1), 1.0)]]})
 
 
-def test_a_schedule_of_hooks_is_refused_and_hooks_without_a_schedule_are_not(load: Load, file: Path) -> None:
-    import comfy.hooks
-
-    clip = load(file).clone()
-    clip.patcher.forced_hooks, clip.use_clip_schedule = comfy.hooks.HookGroup(), True
-    with pytest.raises(Refused, match="Encoding a prompt with a schedule of hooks"):
-        clip.encode_from_tokens_scheduled(clip.tokenize("a fox"))
-
-
-def test_copies_share_the_encoder_and_have_patches_of_their_own(load: Load, file: Path) -> None:
-    clip = load(file)
+def test_copies_share_the_encoder_and_have_patches_of_their_own(load: Load, clip_l: Path) -> None:
+    clip = load(clip_l)
     copy = clip.clone()
     key = "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.weight"
     copy.add_patches({key: (torch.zeros(3072, 768),)}, 0.5)
@@ -101,8 +98,8 @@ def test_copies_share_the_encoder_and_have_patches_of_their_own(load: Load, file
         copy.add_patches({key: [(1.0, torch.zeros(3072, 768), 1.0, None, None)]})
 
 
-def test_a_lora_on_quantised_weights_is_refused(load: Load, file: Path) -> None:
-    clip = load(file)
+def test_a_lora_on_quantised_weights_is_refused(load: Load, clip_l: Path) -> None:
+    clip = load(clip_l)
     key = "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.weight"
     layer = clip.cond_stage_model.get_submodule(key.removesuffix(".weight"))
     layer.weight = torch.nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
@@ -110,7 +107,7 @@ def test_a_lora_on_quantised_weights_is_refused(load: Load, file: Path) -> None:
         clip.add_patches({key: (torch.zeros(3072, 768),)}, 0.5)
 
 
-def test_files_that_make_no_text_encoder_of_the_type_are_refused(load: Load, file: Path, tmp_path: Path) -> None:
+def test_files_that_make_no_text_encoder_of_the_type_are_refused(load: Load, clip_l: Path, tmp_path: Path) -> None:
     other = tmp_path / "model.safetensors"
     save_file({"img_in.weight": torch.zeros(4, 4)}, other)
     with pytest.raises(
@@ -118,7 +115,7 @@ def test_files_that_make_no_text_encoder_of_the_type_are_refused(load: Load, fil
     ):
         load(other)
     with pytest.raises(Refused, match=r"clip-l\.safetensors lacks the tensor t5xxl\.[\w.]+: choose a complete"):
-        load(file, file, kind="flux")
+        load(clip_l, clip_l, kind="flux")
     wrong = tmp_path / "wrong.safetensors"
     save_file({"text_model.encoder.layers.0.mlp.fc1.weight": torch.zeros(8, 8)}, wrong)
     with pytest.raises(
@@ -129,18 +126,9 @@ def test_files_that_make_no_text_encoder_of_the_type_are_refused(load: Load, fil
     with pytest.raises(Refused, match=r"blocks\.gguf holds GGUF blocks, which ComfyUI's Load CLIP does not read"):
         load(blocks)
     cut = tmp_path / "cut.safetensors"
-    cut.write_bytes(file.read_bytes()[:1000000])
+    cut.write_bytes(clip_l.read_bytes()[:1000000])
     with pytest.raises(Refused, match=r"cut\.safetensors .* download it again"):
         load(cut)
-
-
-def test_a_prompt_with_an_object_of_no_plain_kind_is_refused(load: Load, file: Path) -> None:
-    clip = load(file)
-    clip.load_model()
-    with pytest.raises(
-        Refused, match=r"the prompt cannot be sent to the workers \(a slice is no plain value\): use Load CLIP"
-    ):
-        clip.cond_stage_model.encode_token_weights({"l": [[(slice(0, 1), 1.0)]]})
 
 
 def test_devices_that_do_not_exist_are_refused_before_the_file_is_read(load: Load, tmp_path: Path) -> None:

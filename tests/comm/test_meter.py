@@ -13,7 +13,7 @@ from parallel_backend.comm.meter import BINS, INITIAL_WIDTH, Meter, Timeline
 SECONDS = 0.05
 
 
-def test_only_time_in_wait_counts_as_waiting() -> None:
+def test_only_time_in_wait_counts_as_waiting_until_a_reset_and_stays_on_the_timeline_until_a_request() -> None:
     meter = Meter()
     started = time.perf_counter()
     for _ in range(2):
@@ -21,8 +21,11 @@ def test_only_time_in_wait_counts_as_waiting() -> None:
         with meter.wait("ulysses"):
             time.sleep(SECONDS)
     assert 2 * SECONDS <= meter.waiting_seconds() <= time.perf_counter() - started - 2 * SECONDS
-    meter.reset()
+    meter.reset()  # as before a denoise
     assert meter.waiting_seconds() == 0
+    assert sum(meter.timeline.waiting["ulysses"]) >= 2 * SECONDS
+    meter.begin_request()
+    assert meter.timeline.waiting == {}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -94,14 +97,3 @@ def test_waits_stay_at_their_times_after_bins_have_grown() -> None:
     assert seconds(timeline, "ulysses", 10, 20) == pytest.approx(10)
     assert seconds(timeline, "ring", 0, 128 * INITIAL_WIDTH) == pytest.approx(100 * short)
     assert max(timeline.waiting["ulysses"]) <= timeline.width + 1e-9
-
-
-def test_a_request_begins_a_new_timeline_and_a_reset_only_a_new_sum() -> None:
-    meter = Meter()
-    with meter.wait("loading"):
-        time.sleep(0.01)
-    meter.reset()  # as before a denoise: earlier waits stay on the timeline, and leave the sum
-    assert meter.waiting_seconds() == 0
-    assert sum(meter.timeline.waiting["loading"]) >= 0.01
-    meter.begin_request()
-    assert meter.timeline.waiting == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -41,8 +42,6 @@ def outputs_in_turn(
     case: Case,
     plans: Sequence[ResolvedPlan],
     prepare: Callable[[ProofRank], object] = lambda rank: None,
-    *,
-    by_patch: bool = True,
 ) -> list[list[list[Tensor]]]:
     """Return for each plan each rank's outputs: the whole call's and, with several patches, that of all patches joined.
 
@@ -50,25 +49,22 @@ def outputs_in_turn(
 
     Args:
         prepare: called with each rank before its call.
-        by_patch: False leaves out the patches.
     """
 
-    return outputs_of_each([(case, plan) for plan in plans], prepare, by_patch=by_patch)
+    return outputs_of_each([(case, plan) for plan in plans], prepare)
 
 
 def outputs_of_each(
-    calls: Sequence[tuple[Case, ResolvedPlan]],
-    prepare: Callable[[ProofRank], object] = lambda rank: None,
-    *,
-    by_patch: bool = True,
+    calls: Sequence[tuple[Case, ResolvedPlan]], prepare: Callable[[ProofRank], object] = lambda rank: None
 ) -> list[list[list[Tensor]]]:
     """Do as `outputs_in_turn` for several cases, each with a plan."""
 
     def of(case: Case, plan: ResolvedPlan) -> tuple[int, OnRank]:
         def on_rank(_: int) -> list[Tensor]:
+            gc.freeze()  # the collector would visit, and so copy, all objects of the process that has forked this rank
             rank = ProofRank(case, plan)
             prepare(rank)
-            found = rank.run(), rank.by_patch() if by_patch else None
+            found = rank.run(), rank.by_patch()
             return [out for out in found if out is not None]
 
         return plan.world_size, on_rank

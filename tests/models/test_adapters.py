@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from parallel_backend.errors import Refused
 from parallel_backend.weights.adapters.lora import AdapterSet, apply, needs_all_rows
 from tests.support.nodes_module import ForGood, nodes_module
-from tests.support.programs import recording  # imports ComfyUI
 from tests.support.selection import thorough
 
-import comfy.lora  # isort: skip
-import comfy.ops  # isort: skip
-import comfy.utils  # isort: skip
-from comfy.model_patcher import ModelPatcher  # isort: skip
+# isort: split
+import comfy.lora
+import comfy.ops
+import comfy.utils
+from comfy.model_patcher import ModelPatcher
 
-assert recording
 lora = nodes_module("model.features.lora", ForGood())
 asked = nodes_module("model.features.adapter_requests", ForGood())
 

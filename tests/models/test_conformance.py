@@ -13,8 +13,10 @@ import pytest
 
 from parallel_backend.models.declared import DECLARATIONS
 from tests.models.page import NEWER, PAGE, ROW
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import is_listed, tell_new
+
+# isort: split
+from comfy.supported_models import models
 
 DECLARED = re.compile(r"`(\w+)\.(\w+)`")
 NOT_BY_DECLARATION = re.compile(r"(no|unsharded): .+|unsharded|Load Parallel (CogVideoX|PixArt)")
@@ -29,9 +31,6 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def test_the_page_lists_comfyuis_classes_in_its_order(rows: list[tuple[str, str, str]]) -> None:
-    comfy_on_path()
-    from comfy.supported_models import models
-
     there = [model.__name__ for model in models]
     page = [kind for kind, _, _ in rows]
     assert [kind for kind in page if kind in there] == [kind for kind in there if kind in page]

@@ -44,18 +44,12 @@ class Count(NamedTuple):
 FLUX_HEAD, FLUX_BLOCKS = ("final_layer.",), ("double_blocks.0.", "single_blocks.0.", "single_blocks.1.")
 COUNTS: Mapping[str, Count] = {
     "flux 2, zero-timestep reference": Count(((512, 7 * 5 + 4 * 5),) * 3, WIDTH, FLUX_BLOCKS, FLUX_HEAD),
-    "qwen-image": Count(
-        ((7, 5 * 7),) * 3, WIDTH, tuple(f"transformer_blocks.{n}." for n in range(3)), ("norm_out.", "proj_out.")
-    ),
     "wan, text": Count(((0, 3 * 4 * 5),) * 3, WIDTH, tuple(f"blocks.{n}." for n in range(3)), ("head.",)),
     "z-image": Count(  # text and picture are padded to multiples of 32, in one stream; the refiners see only the picture
         ((0, 64), (0, 64), (0, 32 + 64), (0, 32 + 64)),
         3 * WIDTH,
         (*(f"noise_refiner.{n}." for n in range(2)), *(f"layers.{n}." for n in range(2))),
         FLUX_HEAD,
-    ),
-    "hunyuan video 1.5, glyphs and picture": Count(
-        ((7 + 3 + 5, 3 * 6 * 10),) * 3, WIDTH, tuple(f"double_blocks.{n}." for n in range(3)), FLUX_HEAD
     ),
     "krea 2": Count(  # three query heads share one head of keys, so that each rank has a group
         ((7, 5 * 7),) * 3, 2 * WIDTH, tuple(f"blocks.{n}." for n in range(3)), ("last.",), 6, (2, 1, 1)

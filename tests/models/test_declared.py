@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,39 +12,61 @@ import pytest
 import torch
 from msgspec.structs import replace as redeclare
 
+from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
+from parallel_backend.declaration import Declaration
 from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import PromptSpec
 from parallel_backend.errors import Refused
+from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.meta_model import load_buffers
+from parallel_backend.models.comfyui.model import ComfyForward, ComfyModel
 from parallel_backend.models.comfyui.plan_shape import plan_shape
-from parallel_backend.models.comfyui.proof.rank import CPU
+from parallel_backend.models.comfyui.proof.rank import CPU, plan_for
 from parallel_backend.models.comfyui.reduced import keep_two_of_each
-from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small, small_model
+from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, Case, small, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
+from parallel_backend.models.family import Execution, Stage
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.module_attention import answered
 from parallel_backend.models.sequence_parallel.picture import as_patch_size
 from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.stores.store import BlockAccess
 from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
+from tests.support.latents import relative_error
 from tests.support.ranks import run_ranks
 from tests.support.tiny.comfyui import TINY, save_tiny
 from tests.support.tiny.models import draw
 
 # isort: split
+import comfy.supported_models
 from comfy.model_base import BaseModel
-
-from tests.models.described import comfy_forwards, described
 
 AROUND = ("apply_model", "_apply_model")
 """Methods of ComfyUI around its diffusion model. The workers do the same as the base class."""
 
 CARRIED = {"LongCatImage": ["_apply_model"]}
 """Classes with a method of their own. It moves positions, which go with each forward (tests/families/test_images.py)."""
+
+
+def described(kind: str) -> Any:
+    """Return ComfyUI's description of a model class. No weights are made."""
+    return getattr(comfy.supported_models, kind)({"disable_unet_model_creation": True, "hidden_size": 3072})
+
+
+def comfy_forwards(case: Case, declaration: Declaration | None = None, patches: int = 1) -> Callable[[], ComfyForward]:
+    """Return a function that begins a run on the only rank, with another declaration if one is given. Call it in `run_ranks`."""
+    base = described(case.kind).get_model({}, "")
+    base.diffusion_model = case.model
+    plan = plan_for(case, patches=patches)
+    (blocks,) = plan.stages
+    model = ComfyModel(base, declaration or case.declaration, Stage(0, blocks, blocks))
+    mesh = build_mesh(plan, CPU, Meter())
+    return lambda: model.forward_on(Execution(mesh, plan, BlockAccess(), lambda: None))
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)
@@ -176,7 +199,7 @@ def test_texts_are_refined_once_a_run() -> None:
             for batch, time, out in outs:
                 expected = replace(case, timestep=time[None], arguments=batch.conditioning).stock()
                 assert out is not None
-                errors.append(((out - expected).norm() / expected.norm()).item())
+                errors.append(relative_error(out, expected))
         return counts, errors
 
     case.model.token_refiner.register_forward_hook(lambda _, given, __: refined.append(given[0].shape[0]))

@@ -233,20 +233,18 @@ def test_weights_are_cast_to_the_compute_dtype(name: str, weights: torch.dtype, 
     assert error_of(out, found.expected) <= (0.5 if weights.itemsize == 1 else 0.05)
 
 
-BLOCK = {"pixart": ("timestep", "attention more than"), "5b": ("image_rotary_emb", "attention more than")}
-
-
-@pytest.mark.parametrize("name", BLOCK)
-def test_an_undeclared_argument_or_attention_is_refused(name: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "argument"), [("pixart", "timestep"), ("5b", "image_rotary_emb")])
+def test_an_undeclared_argument_or_attention_is_refused(
+    name: str, argument: str, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test removes an argument and an attention from the declaration, and adds one of each."""
     found = case(name)
     family: Any = FAMILIES[found.family]
     (group,) = family.declaration.groups
-    argument, attention = BLOCK[name]
     left = {key: value for key, value in group.arguments.items() if key != argument}
     for changed, reason in (
         (redeclare(group, arguments=left), argument),
-        (redeclare(group, attentions=group.attentions[:-1]), attention),
+        (redeclare(group, attentions=group.attentions[:-1]), "attention more than"),
         (redeclare(group, attentions=(*group.attentions, ReplicatedKeys())), "called attention"),
         (redeclare(group, arguments={**group.arguments, "new": Replicated()}), "has no argument new"),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,28 +15,18 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.features.block_attention import injecting_attention
 from parallel_backend.models.comfyui.proof.rank import ProofRank, error_of, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.copies.sparse_h3 import NODE, edited
-from tests.support.ranks import run_ranks
+from tests.support.ranks import OnRank, run_in_turn
+
+# isort: split
+from comfy.ldm.minimax import model
 
 TOLERANCE, DIFFERENT = 1e-5, 1e-3
-
-NEWER = """
-    def forward(self, x, t_emb, mod_segments, rope_freqs, transformer_options={{}}, attention=None):
-        x = _mod_gate(x, gate_msa, attention(h, rope_freqs=rope_freqs, transformer_options=transformer_options))
-    def __init__(self, adaln_curve_grid=None, gate_compress={},
-        transformer_options["minimax_h3_layout"] = layout
-                        transformer_options=args["transformer_options"], attention=args.get("attention"))}}
-"""
-"""Lines of a newer model, equal to the result of editing an older one."""
 
 
 @pytest.fixture(scope="module")
 def case() -> Iterator[Case]:
     """Provide a small model of ComfyUI's class as of version 0.35."""
-    comfy_on_path()
-    from comfy.ldm.minimax import model
-
     before = dict(vars(model))
     exec(compile(edited(inspect.getsource(model)), "minimax.py", "exec"), vars(model))
     yield small("minimax-h3")
@@ -61,11 +51,11 @@ def with_sparse(case: Case, node: dict[str, Any], cubes: bool, seen: Callable[[i
     return replace(case, options={**case.options, **options})
 
 
-@pytest.mark.parametrize(("ranks", "cubes"), [(1, True), (2, True), (3, False), (4, True)])
+@pytest.mark.parametrize(("cubes", "sizes"), [(True, (1, 2, 4)), (False, (3,))])
 def test_two_calls_equal_comfyuis_with_the_same_injected_attention(
-    ranks: int, cubes: bool, case: Case, node: dict[str, Any]
+    cubes: bool, sizes: Sequence[int], case: Case, node: dict[str, Any]
 ) -> None:
-    """State of the first call changes the second. One plan has a rank without any head."""
+    """State of the first call changes the second. One of four ranks has no head."""
     latents = case.x, case.x.flip(-1)
 
     def called() -> Case:
@@ -73,60 +63,30 @@ def test_two_calls_equal_comfyuis_with_the_same_injected_attention(
 
     with torch.no_grad():
         plain, both = case.stock(), called()
-        first, second = (replace(both, x=x).stock() for x in latents)
+        stock = [replace(both, x=x).stock() for x in latents]
         alone = replace(called(), x=latents[1]).stock()
-    assert error_of(plain, first) > DIFFERENT
-    assert error_of(alone, second) > DIFFERENT
+    assert error_of(plain, stock[0]) > DIFFERENT
+    assert error_of(alone, stock[1]) > DIFFERENT
 
-    def on_rank(_: int) -> list[Tensor | None]:
-        rank = ProofRank(case, plan_for(case, ulysses=ranks))
-        own = with_sparse(
-            case, node, cubes, lambda number: rank.model.of_some_heads(f"blocks.{number}"), injecting_attention
-        )
-        outs = []
-        for x in latents:
-            rank.case = replace(own, x=x)
-            outs.append(rank.run())
-        return outs
+    def over(ranks: int) -> tuple[int, OnRank]:
+        def on_rank(_: int) -> list[Tensor]:
+            rank = ProofRank(case, plan_for(case, ulysses=ranks))
+            own = with_sparse(
+                case, node, cubes, lambda number: rank.model.of_some_heads(f"blocks.{number}"), injecting_attention
+            )
+            outs = []
+            for x in latents:
+                rank.case = replace(own, x=x)
+                out = rank.run()
+                assert out is not None
+                outs.append(out)
+            return outs
 
-    errors = [
-        error_of(out, expected)
-        for outs in run_ranks(ranks, on_rank)
-        for out, expected in zip(outs, (first, second), strict=True)
-        if out is not None
-    ]
-    print(ranks, f"{max(errors):.1e}")
-    assert len(errors) >= 2 and max(errors) <= TOLERANCE
+        return ranks, on_rank
 
-
-def test_the_source_of_a_model_whose_blocks_accept_attention_is_not_edited() -> None:
-    """ComfyUI's blocks accept attention from 0.35 on. There the file says if attention has a gate."""
-    comfy_on_path()
-    from comfy.ldm.minimax import model
-
-    once = edited(inspect.getsource(model))
-    assert "attention=None" in once and "to_gate_compress" in once
-    assert edited(once) == once
-    newer = NEWER.format(False)
-    assert edited(newer) == NEWER.format(True)
-
-
-class Seen:
-    """A block that keeps its arguments."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, Any] = {}
-
-    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        self.given = arguments
-        return {"img": arguments["img"]}
-
-
-def test_a_block_replacement_passes_attention_to_the_block() -> None:
-    tokens, block = torch.ones(5, 4), Seen()
-    held = injecting_attention(lambda given, more: more["original_block"]({**given, "attention": given["img"].shape}))
-    assert held({"img": tokens, "t_emb": None}, {"original_block": block})["img"] is tokens
-    assert block.given == {"img": tokens, "t_emb": None, "attention": tokens.shape}
+    for outs_by_rank in run_in_turn([over(ranks) for ranks in sizes]):
+        for outs in outs_by_rank:
+            assert max(error_of(out, right) for out, right in zip(outs, stock, strict=True)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -143,4 +103,6 @@ def test_a_block_replacement_passes_attention_to_the_block() -> None:
 )
 def test_any_other_change_by_a_block_replacement_is_refused(function: Any, what: str) -> None:
     with pytest.raises(Refused, match=what):
-        injecting_attention(function)({"img": torch.ones(5, 4), "t_emb": 1}, {"original_block": Seen()})
+        injecting_attention(function)(
+            {"img": torch.ones(5, 4), "t_emb": 1}, {"original_block": lambda given: {"img": given["img"]}}
+        )

@@ -34,7 +34,6 @@ from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import StagePart
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.rank_parts import CPU, LORA, everyone, keep, neighbours, patching, watch
 from tests.support.ranks import run_ranks
@@ -44,7 +43,11 @@ from tests.support.tiny.flux import flux_tensors
 from tests.support.tiny.lora import SCHEMES, adapter_tensors
 from tests.support.tiny.models import draw
 
-comfy_on_path()
+# isort: split
+import comfy.model_management
+import comfy.model_patcher
+import comfy.sd
+from comfy.weight_adapter import LoRAAdapter
 
 E4M3FN = torch.float8_e4m3fn
 FP8 = {"e4m3fn": E4M3FN, "e5m2": torch.float8_e5m2}
@@ -74,12 +77,15 @@ class Case:
         self.reader = nodes_module("model.features.lora", ForGood()).AdapterReader(tensor_sizes(names), starts)
         self.patched_keys = nodes_module("model.features.adapter_requests", ForGood()).patched_keys
 
+    @functools.cached_property
+    def unpatched(self) -> Any:
+        """Return ComfyUI's model of the file."""
+        return comfy.sd.load_diffusion_model(str(self.path), model_options={"dtype": self.dtype})
+
     def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
         """Return the adapters as ComfyUI records them, and its weights with the adapters applied."""
-        import comfy.model_management
-        import comfy.sd
 
-        model = comfy.sd.load_diffusion_model(str(self.path), model_options={"dtype": self.dtype})
+        model = self.unpatched
         for number, (scheme, strength) in enumerate(stack):
             model, _ = comfy.sd.load_lora_for_models(model, None, adapter_tensors(scheme, number), strength, 0.0)
         assert bool(model.patches) == bool(stack)
@@ -138,7 +144,6 @@ def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[st
 
 def add_in(dtype: torch.dtype, patch: pytest.MonkeyPatch) -> None:
     """Have ComfyUI add adapters in this dtype."""
-    import comfy.model_management
 
     patch.setitem(comfy.model_management.LORA_COMPUTE_DTYPES, CPU, dtype)
     assert merging_dtype(False, CPU) == dtype
@@ -211,15 +216,13 @@ def test_every_kind_of_adapter_gives_comfyuis_bits_in_fp8(
 @pytest.mark.parametrize("dtype", FP8.values(), ids=FP8)
 def test_an_adapter_on_one_weight_equals_comfyuis_bits_in_layers_that_split_it(dtype: torch.dtype) -> None:
     """PixArt's q, k and v together have ComfyUI's bits, although the workers hold them as separate layers."""
-    from comfy.model_patcher import ModelPatcher
-    from comfy.weight_adapter import LoRAAdapter
 
     weight, up, down = (draw(12, 32, seed=1) / 6).to(dtype), draw(12, 4, seed=2), 0.1 * draw(4, 32, seed=3)
     theirs = nn.Module()
     theirs.diffusion_model = nn.Module()
     theirs.diffusion_model.qkv = nn.Linear(32, 12, bias=False)
     theirs.diffusion_model.qkv.weight = nn.Parameter(weight.clone(), requires_grad=False)
-    patcher = ModelPatcher(theirs, CPU, CPU)
+    patcher = comfy.model_patcher.ModelPatcher(theirs, CPU, CPU)
     patcher.add_patches({"diffusion_model.qkv.weight": LoRAAdapter(set(), (up, down, 4.0, None, None, None))}, 0.7)
     patcher.patch_weight_to_device("diffusion_model.qkv.weight", device_to=CPU)
 
@@ -243,7 +246,6 @@ def test_an_adapter_on_one_weight_equals_comfyuis_bits_in_layers_that_split_it(d
 
 def by_comfyui(path: Path) -> tuple[dict[str, Tensor], set[str]]:
     """Return a file's tensors by ComfyUI's names, and the names of those in layers that its dynamic loader treats as small."""
-    import comfy.sd
 
     patcher = comfy.sd.load_diffusion_model(str(path), model_options={"dtype": E4M3FN})
     tensors = patcher.model.model_config.process_unet_state_dict(load_file(path))
@@ -258,7 +260,6 @@ def by_comfyui(path: Path) -> tuple[dict[str, Tensor], set[str]]:
 
 def test_the_size_of_a_small_layer_is_comfyuis() -> None:
     """ComfyUI's own loader, which runs on NVIDIA GPUs alone, compares with the same number of bytes."""
-    import comfy.model_patcher
 
     source = inspect.getsource(comfy.model_patcher.ModelPatcherDynamic.load)
     found = re.findall(r"if module_mem > ([\d *]+):", source)

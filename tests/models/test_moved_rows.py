@@ -13,8 +13,10 @@ from torch import Tensor
 from parallel_backend.models.comfyui.moved_rows import Process, moved_rows
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.entry import TensorEntry
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.models import draw
+
+# isort: split
+import comfy.supported_models
 
 Tensors = Mapping[str, Tensor]
 
@@ -44,15 +46,6 @@ OTHERWISE: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def process_of(kind: str) -> Process:
-    """Return the function with which a class of ComfyUI changes a file's tensors."""
-    comfy_on_path()
-    import comfy.supported_models
-
-    process: Process = getattr(comfy.supported_models, kind)({}).process_unet_state_dict
-    return process
-
-
 def found_in(path: Path, process: Process) -> dict[str, TensorEntry]:
     """Return the tensors that ComfyUI makes from rows of a file's tensors."""
     checkpoint = read_header(path)
@@ -63,7 +56,7 @@ def found_in(path: Path, process: Process) -> dict[str, TensorEntry]:
 
 @pytest.mark.parametrize("kind", FILES)
 def test_found_rows_equal_comfyuis_tensors(kind: str, tmp_path: Path) -> None:
-    process = process_of(kind)
+    process: Process = getattr(comfy.supported_models, kind)({}).process_unet_state_dict
     save_file(dict(FILES[kind]), tmp_path / "model.safetensors")
     names = {(entry.offset): name for name, entry in read_header(tmp_path / "model.safetensors").entries.items()}
     found = found_in(tmp_path / "model.safetensors", process)

@@ -58,27 +58,18 @@ def check(case: Case, expected: Tensor, plans: Sequence[Mapping[str, int]]) -> N
         assert worst(found, expected) <= TOLERANCE, degrees
 
 
-@pytest.mark.parametrize(
-    "given", [{"low_precision_attention": False}, pytest.param({"low_precision_attention": True}, marks=thorough)]
-)
-def test_an_argument_of_attention_that_changes_nothing_is_accepted(
-    given: dict[str, Any], case: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("low_precision", [False, pytest.param(True, marks=thorough)])
+def test_a_scale_of_attention_is_honoured_and_its_precision_changes_nothing(
+    low_precision: bool, case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = case(WAN)
-    with torch.no_grad():
-        expected = found.stock()
-    attends_with(monkeypatch, **given)
-    check(found, expected, [{"ulysses": 2, "pipefusion": 2, "patches": 2}])
-
-
-def test_a_scale_of_attention_is_honoured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = case(WAN)
     with torch.no_grad():
         plain = found.stock()
         attends_with(monkeypatch, scale=0.02)
         expected = found.stock()
     assert worst([[plain]], expected) > 1e-3
-    check(found, expected, [{"ring": 2}, {"ulysses": 2, "patches": 2}])
+    attends_with(monkeypatch, low_precision_attention=low_precision)
+    check(found, expected, [{"ring": 2}, {"ulysses": 2, "pipefusion": 2, "patches": 2}])
 
 
 def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
@@ -95,7 +86,7 @@ def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
         rank.run()
 
 
-# test_a_scale_of_attention_is_honoured has the arguments, and models/test_compiled the compiled blocks.
+# The test of a scale has the arguments, and models/test_compiled the compiled blocks.
 @thorough
 def test_compiled_blocks_honour_the_arguments_of_their_attention(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = case(WAN)
@@ -133,9 +124,10 @@ def test_unknown_arguments_of_attention_are_found_in_a_classs_source() -> None:
     assert unknown_arguments(Half(), [DistributedAttention(("x",)), ReplicatedKeys()]) == []
 
 
-class ReadsItsHeads(FinalLayer):  # type: ignore[misc]
-    """A stand-in for MiniMax-H3's final layer of ComfyUI 0.35, which reads its heads' weights before it calls them and gets the
-    sigmas.
+class ComputesItsHeads(FinalLayer):  # type: ignore[misc]
+    """A stand-in for MiniMax-H3's final layer of ComfyUI 0.35, which gets the sigmas.
+
+    It reads its heads' weights and multiplies by a part of them itself, with a row of modulation for each token.
     """
 
     def forward(
@@ -149,24 +141,6 @@ class ReadsItsHeads(FinalLayer):  # type: ignore[misc]
         shifts: Any = None,
     ) -> Any:
         assert self.video_out.weight.shape[0] // self.video_out.out_features == 1
-        return super().forward(x, t_emb, video, audio)
-
-
-class ComputesItsHeads(ReadsItsHeads):
-    """A stand-in for a final layer that multiplies by a part of its heads' weights itself, with a row of modulation for each
-    token.
-    """
-
-    def forward(
-        self,
-        x: Any,
-        t_emb: Any,
-        video: Any,
-        audio: Any,
-        sigma: Any = None,
-        sample_sigmas: Any = None,
-        shifts: Any = None,
-    ) -> Any:
         shift, scale = self.adaln_proj(t_emb)
         found = []
         for (start, stop, _), head in ((video, self.video_out), (audio, self.audio_out)):
@@ -179,12 +153,11 @@ class ComputesItsHeads(ReadsItsHeads):
 SOUND_SPLITS = ({"ring": 3}, {"pipefusion": 3, "ulysses": 2, "patches": 1})
 
 
-@pytest.mark.parametrize("kind", [pytest.param(ReadsItsHeads, marks=thorough), ComputesItsHeads])
 def test_a_final_layer_that_reads_its_heads_weights_gives_comfyuis_result(
-    kind: type, case: Any, monkeypatch: pytest.MonkeyPatch
+    case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = case("minimax-h3")
-    monkeypatch.setattr(found.model.final_layer, "__class__", kind)
+    monkeypatch.setattr(found.model.final_layer, "__class__", ComputesItsHeads)
     with torch.no_grad():
         expected = found.stock()
     check(found, expected, SOUND_SPLITS)

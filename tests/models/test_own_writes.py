@@ -20,14 +20,12 @@ from torch import nn
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.model_run import PATCHER, ModelRun, has_setter
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
 
-comfy_on_path()
-
-import comfy.model_base  # noqa: E402
-import comfy.model_patcher  # noqa: E402
-import comfy.supported_models  # noqa: E402
+# isort: split
+import comfy.model_base
+import comfy.model_patcher
+import comfy.supported_models
 
 CPU = torch.device("cpu")
 
@@ -112,9 +110,14 @@ def test_writes_of_a_pack_are_refused(path: str, name: str, value: Any, monkeypa
         refuse_changes(model, snapshot)
 
 
-def test_a_write_by_a_packs_callback_before_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, patcher, snapshot = built(monkeypatch)
-    patcher.add_callback("on_pre_run", lambda running: setattr(running.model.diffusion_model, "enabled", False))
+@pytest.mark.parametrize("by", ["a callback", "a class"])
+def test_writes_of_another_packs_callback_or_class_before_the_run_are_refused(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "a_pack", ModuleType("a_pack"))
+    model, patcher, snapshot = built(monkeypatch, of="a_pack" if by == "a class" else "comfy.model_base")
+    if by == "a callback":
+        patcher.add_callback("on_pre_run", lambda running: setattr(running.model.diffusion_model, "enabled", False))
     patcher.pre_run()
     with pytest.raises(Refused, match=r"Changing diffusion_model\.enabled"):
         refuse_changes(model, snapshot)
@@ -130,14 +133,6 @@ def test_a_worker_begins_and_ends_a_run_as_comfyui_does(monkeypatch: pytest.Monk
     assert inside.enabled and inside.patcher is model.current_patcher
     del second
     assert not inside.enabled and not inside[0].enabled and model.current_patcher is None
-
-
-def test_writes_of_another_packs_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "a_pack", ModuleType("a_pack"))
-    model, patcher, snapshot = built(monkeypatch, of="a_pack")
-    patcher.pre_run()
-    with pytest.raises(Refused, match=r"Changing diffusion_model\.enabled"):
-        refuse_changes(model, snapshot)
 
 
 META = torch.device("meta")

@@ -25,34 +25,20 @@ from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
 from parallel_backend.plan import ResolvedPlan
 from tests.models.parallel_models import outputs as outputs_of
 from tests.models.parallel_models import share_weights, worst
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
-comfy_on_path()
-
-from comfy.ldm.modules.attention import optimized_attention  # noqa: E402
+# isort: split
+from comfy.ldm.modules.attention import optimized_attention
 
 HEADS, WIDE, TEXT, CHANNELS, DEPTH = 3, 16, 24, 8, 3
 WIDTH = HEADS * WIDE
 TOLERANCE = 1e-6
 
-PLANS: Mapping[str, Mapping[str, Any]] = {
-    "ulysses 2": {"ulysses": 2},
-    "ulysses 2, in chunks": {"ulysses": 2, "head_chunks": 2},
-    "ring 3": {"ring": 3},
-    "ring 2 x ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
-}
-QUICK = ((False, True, "ulysses 2, in chunks"), (True, True, "ring 3"))
-"""The quick run has each split once: with references, without and with a cache."""
-PATCHED: Mapping[str, Mapping[str, Any]] = {
-    "pipefusion 3": {"pipefusion": 3},
-    "pipefusion 2 x ulysses 2": {"pipefusion": 2, "ulysses": 2, "patches": 3},
-    "pipefusion 2 x ring 2, unequal": {"pipefusion": 2, "ring": 2, "shares": (100, 35)},
-    "patches 2 on one stage": {"patches": 2},
-}
-QUICK_PATCHED = ("pipefusion 2 x ring 2, unequal",)
+UNEQUAL = {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)}
+FEW = (1, 2)
+"""The size of a latent with fewer tokens than three ranks."""
 
 
 class Turned(nn.Module):
@@ -206,7 +192,7 @@ def _matrices(tokens: int) -> Tensor:
     return rows.view(1, tokens, 1, WIDE // 2, 2, 2)
 
 
-def case_of(references: bool = False, size: tuple[int, int] = (5, 7), keeps: bool = False) -> Case:
+def case_of(references: bool = True, size: tuple[int, int] = (5, 7), keeps: bool = True) -> Case:
     """Return a call of the stand-in for a batch of two."""
     arguments: dict[str, Any] = {"context": draw(2, 6, TEXT, seed=2)}
     if references:
@@ -217,7 +203,11 @@ def case_of(references: bool = False, size: tuple[int, int] = (5, 7), keeps: boo
     return Case(model, QWEN_IMAGE21, latent, time, arguments, "QwenImage21", options={"keeps": keeps})
 
 
-def outputs(case: Case, plan: ResolvedPlan, prepare: Callable[[ProofRank], object] = lambda rank: None) -> Any:
+def nothing(rank: ProofRank) -> None:
+    """Leave a rank as it is."""
+
+
+def outputs(case: Case, plan: ResolvedPlan, prepare: Callable[[ProofRank], object] = nothing) -> Any:
     """Return each rank's results of two calls, of which the second has another latent and finds a cache filled."""
 
     def on_rank(_: int) -> list[Tensor]:
@@ -243,65 +233,54 @@ def expected_of(case: Case) -> list[Tensor]:
 
 def assert_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
     for call, stock in enumerate(expected):
-        error = worst([[outs[call]] for outs in results], stock)
-        print(f"call {call}: {error:.1e}")
-        assert error <= TOLERANCE
+        assert worst([[outs[call]] for outs in results], stock) <= TOLERANCE, f"call {call}"
 
 
 @pytest.mark.parametrize(
-    ("keeps", "references", "plan"),
+    ("given", "degrees", "prepare"),
     [
-        pytest.param(
-            keeps,
-            references,
-            plan,
-            id=f"{'filled, then hit' if keeps else 'cache off'}-{'two references' if references else 'text alone'}-{plan}",
-            marks=[thorough] * ((keeps, references, plan) not in QUICK),
-        )
-        for keeps in (False, True)
-        for references in (False, True)
-        for plan in PLANS
+        pytest.param({"keeps": False}, {"ulysses": 2, "head_chunks": 2}, nothing, id="ulysses 2, in chunks"),
+        pytest.param({"size": FEW, "references": False}, {"ring": 3}, nothing, id="ring 3, a rank without a token"),
+        pytest.param({}, {"ring": 3}, share_weights, id="ring 3, sharded"),  # a block runs twice in a step
+        *(
+            pytest.param(given, degrees, prepare, marks=thorough)
+            for given, degrees, prepare in (
+                ({"references": False}, {"ulysses": 2}, nothing),
+                ({"references": False}, UNEQUAL, nothing),
+                ({"keeps": False}, UNEQUAL, nothing),
+                ({"keeps": False, "size": FEW}, {"ulysses": 3}, nothing),
+                ({}, {"ring": 3}, functools.partial(share_weights, streamed=True)),
+            )
+        ),
     ],
 )
-def test_a_split_gives_the_models_own_result(keeps: bool, references: bool, plan: str) -> None:
-    case = case_of(references, keeps=keeps)
-    assert_equal(outputs(case, plan_for(case, **PLANS[plan])), expected_of(case))
+def test_a_split_gives_the_models_own_result(given: Any, degrees: Any, prepare: Callable[[ProofRank], object]) -> None:
+    """The cache of the prefix is filled in one call and hit in the next, unless there is none."""
+    case = case_of(**given)
+    assert_equal(outputs(case, plan_for(case, **degrees), prepare), expected_of(case))
 
 
 @pytest.mark.parametrize(
-    "plan", [pytest.param(plan, marks=[thorough] * (plan not in QUICK_PATCHED)) for plan in PATCHED]
+    ("references", "degrees"),
+    [
+        (True, {"pipefusion": 2, "ring": 2, "shares": (100, 35)}),
+        pytest.param(False, {"pipefusion": 3}, marks=thorough),
+        pytest.param(True, {"pipefusion": 2, "ulysses": 2, "patches": 3}, marks=thorough),
+        pytest.param(True, {"patches": 2}, marks=thorough),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize(
-    "references", [pytest.param(False, marks=thorough), True], ids=["text alone", "two references"]
-)
-def test_a_patch_gives_the_models_own_result(references: bool, plan: str) -> None:
+def test_a_patch_gives_the_models_own_result(references: bool, degrees: Any) -> None:
     """A patch is computed from a cache of the same call, so that no key is of an earlier step."""
-    case = case_of(references)
-    results = outputs_of(case, plan_for(case, **PATCHED[plan]))
+    case = case_of(references, keeps=False)
+    results = outputs_of(case, plan_for(case, **degrees))
     with torch.no_grad():
         assert_equal([outs for outs in results if outs], [case.stock()] * 2)
 
 
-@pytest.mark.parametrize("keeps", [pytest.param(False, marks=thorough), True], ids=["cache off", "filled, then hit"])
-@pytest.mark.parametrize("degrees", [{"ring": 3}, pytest.param({"ulysses": 3}, marks=thorough)], ids=str)
-def test_a_rank_without_a_token_of_the_picture_gives_the_models_own_result(
-    degrees: Mapping[str, int], keeps: bool
-) -> None:
-    case = case_of(size=(1, 2), keeps=keeps)
-    assert_equal(outputs(case, plan_for(case, **degrees)), expected_of(case))
-
-
-# engine/test_streamed and weights/test_streamed have streamed weights.
-@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=thorough)], ids=["sharded", "streamed"])
-def test_shared_weights_allow_a_block_to_run_twice_in_a_step(streamed: bool) -> None:
-    case = case_of(references=True, keeps=True)
-    share = functools.partial(share_weights, streamed=streamed)
-    assert_equal(outputs(case, plan_for(case, ring=3), share), expected_of(case))
-
-
 @pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
 def test_one_rank_gives_the_same_bits(keeps: bool) -> None:
-    case = case_of(references=True, keeps=keeps)
+    case = case_of(keeps=keeps)
     (outs,) = outputs(case, plan_for(case))
     with torch.no_grad():
         stock = [each.stock() for each in (case, replace(case, x=case.x.flip(2)))]
@@ -313,7 +292,7 @@ def test_only_the_pictures_tokens_are_exchanged() -> None:
     """Exchanges hold no text and no references: as many bytes travel with references as without."""
 
     def sent(references: bool) -> int:
-        case = case_of(references)
+        case = case_of(references, keeps=False)
 
         def on_rank(_: int) -> int:
             rank = ProofRank(case, plan_for(case, ulysses=2))
@@ -336,11 +315,12 @@ def by_position(_: slice, __: int) -> Callable[..., Tensor]:
     return override
 
 
-@pytest.mark.parametrize("keeps", [pytest.param(False, marks=thorough), True], ids=["cache off", "filled, then hit"])
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=thorough), 2])
+@pytest.mark.parametrize(
+    ("ranks", "keeps"), [(2, True), pytest.param(2, False, marks=thorough), pytest.param(1, True, marks=thorough)]
+)
 def test_a_function_in_attentions_place_gives_the_models_own_result(ranks: int, keeps: bool) -> None:
     """The function is given all tokens in the model's order, the prefix included."""
-    case = case_of(references=True, keeps=keeps)
+    case = case_of(keeps=keeps)
     with torch.no_grad():
         plain = replace(case, options={"keeps": False, OVERRIDE: by_position(slice(None), HEADS)}).stock()
 
@@ -378,7 +358,7 @@ def other_prefix(model: Model) -> None:
     ],
 )
 def test_a_model_with_other_queries_or_another_prefix_is_refused(change: Callable[[Model], None], begins: str) -> None:
-    case = case_of()
+    case = case_of(references=False, keeps=False)
     change(case.model)
 
     def on_rank(_: int) -> str:

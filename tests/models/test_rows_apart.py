@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from parallel_backend.models.comfyui.small import SMALL, Case, small
 from tests.models.parallel_models import TOLERANCE
 from tests.support.classes import small_or_skipped
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
@@ -90,7 +91,7 @@ def apart(two: Case) -> float:
         one = replace(
             two, x=part(two.x, row), timestep=part(two.timestep, row), arguments=arguments, shapes=shapes
         ).stock()[0]
-        errors.append(((one - beside).norm() / beside.norm()).item())
+        errors.append(relative_error(one, beside))
     return max(errors)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +24,10 @@ from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
 from tests.models.parallel_models import PLANS, TOLERANCE, outputs, outputs_in_turn, outputs_of_each, worst
-from tests.support.classes import NEWER, all_cases, small_or_skipped
-from tests.support.comfy_oracle import comfy_on_path
+from tests.support.classes import lacking, small_or_skipped
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
-
-comfy_on_path()
-
 
 IN_TURN = ("ring 2, ulysses 2", "3 patches over 2 stages, ulysses 2", "ring 2, ulysses 2, unequal")
 """Plans of four ranks, of which the quick run has one for each case of a model. The first divides keys (Ring) and heads
@@ -93,9 +88,9 @@ FORKED = 12
 """Number of cases for which the quick run forks ranks once. A fork takes longer than the forward of a small model."""
 
 
-def plans_of(name: str) -> set[str]:
+def plans_of(name: str) -> list[str]:
     """Return the plans that a case supports."""
-    return {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
+    return [plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees]
 
 
 def quick_plan(name: str) -> str:
@@ -109,26 +104,9 @@ def quick_plan(name: str) -> str:
     return plan if plan in plans_of(name) else IN_TURN[0]
 
 
-NEW = {name for kind in NEWER for name in all_cases(kind)}
-"""Cases of classes that only newer ComfyUIs have."""
-
-
-def splits() -> Iterator[ParameterSet]:
-    """Yield every case under every plan.
-
-    The quick run has only cases of newer ComfyUIs here, each under one plan. test_several_cases_give_their_own_results has the
-    others.
-    """
-    for name in SMALL:
-        quick = {quick_plan(name)} if name in NEW else set()
-        for plans, marks in ((quick, ()), (plans_of(name) - quick, thorough)):
-            if plans:
-                yield pytest.param(name, sorted(plans), id=f"{name}-{'; '.join(sorted(plans))}", marks=marks)
-
-
 def several() -> Iterator[ParameterSet]:
     """Yield the cases of the quick run, each with its plan, in lists of FORKED."""
-    calls = [(name, quick_plan(name)) for name in SMALL if name not in NEW and name not in LATER]
+    calls = [(name, quick_plan(name)) for name in SMALL if name not in LATER and name not in lacking()]
     for start in range(0, len(calls), FORKED):
         some = calls[start : start + FORKED]
         yield pytest.param(some, id=f"{some[0][0]} to {some[-1][0]}")
@@ -205,10 +183,12 @@ def count_gathers(rank: ProofRank) -> None:
     rank.run = counted  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("name", "plans"), [*splits()])
-def test_every_split_gives_the_models_own_result(name: str, plans: list[str], case: Any) -> None:
+@thorough  # the next test has one plan of each case
+@pytest.mark.parametrize("name", SMALL)
+def test_every_split_gives_the_models_own_result(name: str, case: Any) -> None:
     """The whole call equals ComfyUI's, and so does each patch. A video that is packed with its sound passes the stages whole."""
     found, expected = case(name)
+    plans = plans_of(name)
     results = outputs_in_turn(found, [planned(found, plan) for plan in plans], count_gathers)
     errors = {plan: worst(outs, expected) for plan, outs in zip(plans, results, strict=True)}
     assert max(errors.values()) <= TOLERANCE, errors
@@ -241,15 +221,13 @@ def test_several_cases_give_their_own_results(calls: list[tuple[str, str]]) -> N
         pytest.param("ltx-2, weighed guide", False, marks=thorough),
     ],
 )
-@pytest.mark.parametrize("degrees", [{"ulysses": 2}, {"ring": 2}], ids=str)
-def test_an_exchange_in_fp8_is_near_and_one_with_weighted_tokens_exact(
-    name: str, rounds: bool, degrees: Mapping[str, int], case: Any
-) -> None:
+def test_an_exchange_in_fp8_is_near_and_one_with_weighted_tokens_exact(name: str, rounds: bool, case: Any) -> None:
     found, expected = case(name)
-    results = outputs(found, plan_for(found, **degrees, exchange="fp8", head_chunks=2))
-    error = worst(results, expected)
-    assert TOLERANCE < error < 0.03 if rounds else error <= TOLERANCE
-    assert all(torch.equal(outs[0], results[0][0]) for outs in results)  # all ranks need equal bits
+    plans = [plan_for(found, exchange="fp8", head_chunks=2, **degrees) for degrees in ({"ulysses": 2}, {"ring": 2})]
+    for results in outputs_in_turn(found, plans):
+        error = worst(results, expected)
+        assert TOLERANCE < error < 0.03 if rounds else error <= TOLERANCE
+        assert all(torch.equal(outs[0], results[0][0]) for outs in results)  # all ranks need equal bits
 
 
 @pytest.mark.parametrize(
@@ -273,8 +251,7 @@ def test_residuals_of_a_controlnet_need_no_other_rank(name: str, kinds: tuple[st
     controlled = replace(found, arguments={**found.arguments, "control": control})
     expected = controlled.stock()
     assert worst([[plain]], expected) > 1e-2
-    plans = [plan_for(found, pipefusion=2, ring=2)]
-    (results,) = outputs_in_turn(controlled, plans, count_gathers, by_patch=False)
+    results = outputs(controlled, plan_for(found, pipefusion=2, ring=2, patches=1), count_gathers)
     assert worst(results, expected) <= TOLERANCE
 
 
@@ -285,8 +262,7 @@ def test_a_block_that_guidance_skips_gives_the_models_own_result(place: tuple[st
     found = replace(found, options={"patches_replace": {"dit": {place: lambda arguments, _: arguments}}})
     expected = found.stock()
     assert worst([[plain]], expected) > 1e-2
-    plans = [plan_for(found, pipefusion=2, ring=2)]
-    (results,) = outputs_in_turn(found, plans, by_patch=False)
+    results = outputs(found, plan_for(found, pipefusion=2, ring=2, patches=1))
     assert worst(results, expected) <= TOLERANCE
 
 
@@ -297,38 +273,31 @@ def test_more_ranks_than_text_tokens_give_the_models_own_result(ranks: int, case
     assert worst(outputs(found, plan_for(found, ring=ranks)), expected) <= TOLERANCE
 
 
-@contextmanager
-def refused(text: str) -> Iterator[None]:
-    with pytest.raises(Refused, match=text):
-        yield
+def redeclared(case: Case, **fields: Any) -> Declaration:
+    """Return a case's declaration with other fields of its first group."""
+    first, *others = case.declaration.groups
+    return redeclare(case.declaration, groups=(redeclare(first, **fields), *others))
 
 
 def without_argument(name: str) -> Change:
     """Return a function that returns a case's declaration without an argument of its first group."""
 
     def change(case: Case) -> Declaration:
-        first, *others = case.declaration.groups
-        arguments = {other: kind for other, kind in first.arguments.items() if other != name}
-        return redeclare(case.declaration, groups=(redeclare(first, arguments=arguments), *others))
+        arguments = case.declaration.groups[0].arguments
+        return redeclared(case, arguments={other: kind for other, kind in arguments.items() if other != name})
 
     return change
 
 
 def without_attentions(case: Case) -> Declaration:
     """Return the declaration without the attentions of its first group."""
-    first, *others = case.declaration.groups
-    return redeclare(case.declaration, groups=(redeclare(first, attentions=()), *others))
+    return redeclared(case, attentions=())
 
 
 def with_one_attention_more(case: Case) -> Declaration:
     """Return the declaration with the first attention of its only group once more."""
-    (group,) = case.declaration.groups
-    attentions = group.attentions(case.model.blocks[0])
-    return redeclare(case.declaration, groups=(redeclare(group, attentions=(*attentions, attentions[0])),))
-
-
-def as_declared(case: Case) -> Declaration:
-    return case.declaration
+    attentions = case.declaration.groups[0].attentions(case.model.blocks[0])
+    return redeclared(case, attentions=(*attentions, attentions[0]))
 
 
 REFUSED: list[tuple[str, Change, dict[str, Tensor], str]] = [
@@ -341,15 +310,15 @@ REFUSED: list[tuple[str, Change, dict[str, Tensor], str]] = [
     ("wan, text", with_one_attention_more, {}, "called attention 2 times and this pack expects 3"),
     (
         "wan, text",
-        as_declared,
+        redeclared,
         {"context": text(batch=3)},
         "^context of the model's .* is for 3 items of a batch of 1, ",
     ),
     # FLUX Redux has such a bias between text and picture.
-    ("flux", as_declared, {"attention_mask": torch.zeros(2, 42, 42)}, "^attn_mask of the model's .* is not supported"),
+    ("flux", redeclared, {"attention_mask": torch.zeros(2, 42, 42)}, "^attn_mask of the model's .* is not supported"),
     (
         "qwen-image",
-        as_declared,
+        redeclared,
         {"attention_mask": torch.linspace(-1, 0, 7)[None]},
         "has weights for tokens, or differs",
     ),
@@ -363,7 +332,7 @@ def test_a_forward_with_undeclared_parts_or_unsupported_inputs_is_refused(
 ) -> None:
     found, _ = case(name)
     rank = run_alone(found, change(found))
-    with refused(message):
+    with pytest.raises(Refused, match=message):
         rank.run(**given)
 
 
@@ -373,37 +342,34 @@ def test_heads_of_keys_shared_otherwise_than_declared_are_refused(name: str, kv_
     found, _ = case(name)
     (attention,) = found.declaration.groups[0].attentions(blocks_of(found.model, found.declaration)[0].module)
     assert attention.kv_heads not in (0, kv_heads)
-    other = redeclare(found.declaration.groups[0], attentions=(redeclare(attention, kv_heads=kv_heads),))
-    rank = ProofRank(
-        found, plan_for(found, patches=2), redeclare(found.declaration, groups=(other, *found.declaration.groups[1:]))
-    )
-    with refused(f"and this pack expects {kv_heads} of keys and values, or repetitions of them"):
+    other = redeclared(found, attentions=(redeclare(attention, kv_heads=kv_heads),))
+    rank = ProofRank(found, plan_for(found, patches=2), other)
+    with pytest.raises(Refused, match=f"and this pack expects {kv_heads} of keys and values, or repetitions of them"):
         rank.run()
 
 
 def test_a_model_without_the_blocks_or_arguments_is_refused_when_it_is_built(case: Any) -> None:
     found, _ = case("flux")
-    first, *others = found.declaration.groups
-    with refused("has no triple_blocks"):
-        run_alone(found, redeclare(found.declaration, groups=(redeclare(first, path="triple_blocks"), *others)))
-    more = redeclare(first, arguments={**first.arguments, "tone": first.arguments["vec"]})
-    with refused("has no argument tone"):
-        run_alone(found, redeclare(found.declaration, groups=(more, *others)))
+    with pytest.raises(Refused, match="has no triple_blocks"):
+        run_alone(found, redeclared(found, path="triple_blocks"))
+    arguments = found.declaration.groups[0].arguments
+    with pytest.raises(Refused, match="has no argument tone"):
+        run_alone(found, redeclared(found, arguments={**arguments, "tone": arguments["vec"]}))
 
 
 def test_vectors_for_each_frame_are_refused_where_one_set_is_declared(case: Any) -> None:
     """The model is declared for one timestep, with six vectors. Taking each frame's vectors for all tokens' is 2.1 % off."""
     once, expected = case("wan, text")
-    (group,) = once.declaration.groups
-    wrong = redeclare(group, arguments={**group.arguments, "e": Replicated(vectors=(6,))})
-    declaration = redeclare(once.declaration, groups=(wrong,))
+    arguments = once.declaration.groups[0].arguments
+    declaration = redeclared(once, arguments={**arguments, "e": Replicated(vectors=(6,))})
     with torch.no_grad():
         (results,) = run_ranks(1, lambda _: [ProofRank(once, plan_for(once), declaration).run()])
     assert worst([results], expected) <= TOLERANCE
     framed, _ = case("wan 2.2, a timestep a frame")
-    with refused(
-        r"^e of the model's WanAttentionBlock has the shape \[1, 3, 6, 96\], and only 6 vectors for each of a "
-        "batch of 1 are supported with a parallel MODEL: "
+    with pytest.raises(
+        Refused,
+        match=r"^e of the model's WanAttentionBlock has the shape \[1, 3, 6, 96\], and only 6 vectors for each of a "
+        "batch of 1 are supported with a parallel MODEL: ",
     ):
         run_alone(framed, declaration).run()
 

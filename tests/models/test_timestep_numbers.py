@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from parallel_backend.models.comfyui.timestep_numbers import NAME, TimestepNumbers
-from tests.support.comfy_oracle import comfy_on_path
 
-comfy_on_path()
-
-import comfy.ldm.wan.model as wan  # noqa: E402
-import comfy.ldm.wan.model_animate as animate  # noqa: E402
+# isort: split
+import comfy.ldm.wan.model as wan
+import comfy.ldm.wan.model_animate as animate
 
 
 @pytest.mark.parametrize("times", [torch.tensor([0.0, 1.0, 999.9]), torch.rand(7) * 1000, torch.tensor([3]).bfloat16()])

@@ -45,15 +45,10 @@ class Kind:
     settings: Mapping[str, Any]
     frames: int = 4
 
-    def of(self, frames: int) -> Kind:
-        """Return the same kind with a video of this many latent frames."""
-        batch, channels, _, *size = self.latent
-        return replace(self, latent=(batch, channels, frames, *size))
-
-    def sized(self, height: int, width: int) -> Kind:
-        """Return the same kind with a latent of this size, and of two frames if it is a video's."""
-        batch, channels, *frames, _, _ = self.latent
-        return replace(self, latent=(batch, channels, *[2 for _ in frames], height, width))
+    def sized(self, frames: int, height: int, width: int) -> Kind:
+        """Return the same kind with a latent of this size, and of these frames if it is a video's."""
+        batch, channels, *of_video, _, _ = self.latent
+        return replace(self, latent=(batch, channels, *[frames for _ in of_video], height, width))
 
     def pixels(self) -> tuple[int, ...]:
         """Return the shape of the pixels that the latent decodes to."""
@@ -172,11 +167,6 @@ def build(kind: str, **settings: Any) -> nn.Module:
         if name in saved and buffer.is_floating_point():
             buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     return module
-
-
-def inputs(name: str, frames: int = 0) -> tuple[Tensor, Tensor]:
-    """Return a latent and pixels from -1 to 1; of a video of this many latent frames, if `frames` is set."""
-    return drawn(KINDS[name].of(frames) if frames else KINDS[name])
 
 
 def drawn(kind: Kind) -> tuple[Tensor, Tensor]:

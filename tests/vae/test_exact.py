@@ -1,7 +1,11 @@
-"""CogVideoX's autoencoder over ranks against diffusers' and ComfyUI's own, on the same random weights."""
+"""CogVideoX's autoencoder over ranks against diffusers' and ComfyUI's own, on the same random weights.
+
+Activations fall as 1/N with the number of ranks, and low precision loses no more than the reference's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -10,9 +14,11 @@ from torch import Tensor
 
 from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.rows import slab_of
+from tests.support.allocations import peak_bytes
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.latents import relative_error
 from tests.support.rank_parts import everyone
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_in_turn, run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.vae import (
     SMALL,
@@ -26,7 +32,7 @@ from tests.support.tiny.vae import (
 TOLERANCE = 1e-5
 RANKS = (1, 2, 3, 4)
 
-CLIPS = {1: (1, 5, 3), 9: (3, 3, 2), 17: (5, 2, 1), 8: (2, 7, 1), 5: (2, 1, 1)}
+CLIPS = {1: (1, 5, 3), 9: (3, 3, 1), 17: (5, 2, 1), 8: (2, 7, 1), 5: (2, 1, 1)}
 """The latent's frames, height and width by the number of frames. Some have fewer rows than ranks, others divide unevenly."""
 
 
@@ -40,7 +46,6 @@ def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixe
     """Return all latents decoded and all pixels encoded by one group of ranks."""
 
     def work(rank: int) -> tuple[list[Tensor], list[Tensor]]:
-        torch.set_grad_enabled(False)
         axis = everyone("space")
         clips = [decoded(autoencoder, slab_of(z, axis), schedule) for z in latents]
         return clips, [encoded(autoencoder, slab_of(x, axis, autoencoder.scale), schedule) for x in pixels]
@@ -102,8 +107,31 @@ def test_sizes_between_multiples_encode_as_in_diffusers() -> None:
     assert relative_error(latent, diffusers_cogvideox_vae().encode(pixels).latent_dist.mode()) < TOLERANCE
 
 
-def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Return the relative L2 error; NaN counts as infinite."""
-    assert result.shape == reference.shape
-    error = ((result - reference).norm() / reference.norm()).item()
-    return error if error == error else float("inf")
+@pytest.mark.parametrize("schedule", [pytest.param("original", marks=thorough), "comfyui"])
+def test_cogvideoxs_peak_memory_falls_as_1_over_n(schedule: str) -> None:
+    autoencoder, latent = cogvideox_vae(), torch.randn(1, 16, 2, 16, 1)
+
+    def on(ranks: int) -> tuple[int, Callable[[int], int]]:
+        def work(rank: int) -> int:
+            slab = slab_of(latent, everyone("rows"))
+            return peak_bytes(lambda: autoencoder.decode(slab, schedule, lambda: None, lambda piece: None))
+
+        return ranks, work
+
+    (alone,), shared = run_in_turn([on(ranks) for ranks in (1, 4)])
+    rows = latent.shape[-2] // len(shared)
+    halo = (rows + 2) / rows  # in latent rows, the smallest halo
+    assert max(shared) <= alone / len(shared) * halo
+
+
+def test_bf16_is_about_as_near_to_fp32_as_diffusers() -> None:
+    ours, theirs = cogvideox_vae(), diffusers_cogvideox_vae()
+    latent = torch.randn(1, 16, 3, 4, 5, generator=torch.Generator().manual_seed(1))
+
+    def work(rank: int) -> Tensor:
+        ours.module.bfloat16()
+        return decoded(ours, slab_of(latent.bfloat16(), everyone("rows")), "original").float()
+
+    exact = theirs.decode(latent).sample
+    error = (theirs.bfloat16().decode(latent.bfloat16()).sample.float() - exact).norm()
+    assert (run_ranks(2, work)[0] - exact).norm() <= 1.5 * error

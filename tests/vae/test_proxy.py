@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from parallel_backend.diffusion import ModelSpec
@@ -57,14 +55,12 @@ def load(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def picture_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    comfy_on_path()
     return save_image_vae(tmp_path_factory.mktemp("vae") / "flux.safetensors", torch.float16)
 
 
 def stock(path: Path) -> Any:
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    return import_module("comfy.sd").VAE(sd=load_file(path), metadata=metadata)
+    tensors, metadata = import_module("comfy.utils").load_torch_file(str(path), return_metadata=True)
+    return import_module("comfy.sd").VAE(sd=tensors, metadata=metadata)
 
 
 def test_nodes_see_the_modules_names_and_shapes_of_comfyuis_own(load: Any, picture_file: Path) -> None:
@@ -78,39 +74,31 @@ def test_nodes_see_the_modules_names_and_shapes_of_comfyuis_own(load: Any, pictu
     assert ours.to("cpu").half() is ours
 
 
-def test_comfyuis_latent_upsampler_reads_a_videos_statistics(load: Any, tmp_path: Path) -> None:
-    comfy_on_path()
-    save_comfy_vae(tmp_path / "ltx.safetensors", "ltx")
+def test_a_videos_statistics_are_comfyuis_and_changes_in_place_are_refused(load: Any, tmp_path: Path) -> None:
+    """ComfyUI's latent upsampler reads them."""
+    path = tmp_path / "ltx.safetensors"
+    save_comfy_vae(path, "ltx")
     latent = torch.randn(1, 128, 2, 3, 2, generator=torch.Generator().manual_seed(3))
-    ours, theirs = (
-        vae.first_stage_model.per_channel_statistics
-        for vae in (load(tmp_path / "ltx.safetensors"), stock(tmp_path / "ltx.safetensors"))
-    )
+    proxy = load(path).first_stage_model
+    ours, theirs = (model.per_channel_statistics for model in (proxy, stock(path).first_stage_model))
     for name in ("normalize", "un_normalize"):
         assert torch.equal(getattr(ours, name)(latent), getattr(theirs, name)(latent))
     assert not torch.equal(ours.normalize(latent), latent)
-
-
-def test_statistics_that_are_changed_in_place_are_refused(load: Any, tmp_path: Path) -> None:
-    comfy_on_path()
-    save_comfy_vae(tmp_path / "ltx.safetensors", "ltx")
-    proxy = load(tmp_path / "ltx.safetensors").first_stage_model
     proxy.refuse_changes()
-    next(proxy.per_channel_statistics.buffers()).mul_(2.0)
+    next(ours.buffers()).mul_(2.0)
     with pytest.raises(Refused, match=r"^Changing first_stage_model\.per_channel_statistics\..* with a parallel VAE"):
         proxy.refuse_changes()
 
 
-@pytest.mark.parametrize(
-    "read", [lambda model: model.decoder.conv_in.weight + 1, lambda model: model.decoder(torch.zeros(1, 16, 2, 2))]
-)
-def test_reading_weights_that_only_workers_have_is_refused(load: Any, picture_file: Path, read: Any) -> None:
-    with pytest.raises(Refused, match=r"^Reading or changing the weights cannot be done with a parallel VAE"):
-        read(load(picture_file).first_stage_model)
-
-
-def test_another_autoencoder_in_its_place_is_refused(load: Any, picture_file: Path) -> None:
+def test_weights_that_only_workers_have_are_not_read_changed_or_copied(load: Any, picture_file: Path) -> None:
     vae = load(picture_file)
+    model = vae.first_stage_model
+    for read in (lambda: model.decoder.conv_in.weight + 1, lambda: model.decoder(torch.zeros(1, 16, 2, 2))):
+        with pytest.raises(Refused, match=r"^Reading or changing the weights cannot be done with a parallel VAE"):
+            read()
+    model.decoder.conv_in.padding_mode = "circular"
+    with pytest.raises(Refused, match=r"^Changing first_stage_model\.decoder\.conv_in\.padding_mode "):
+        copy.deepcopy(vae)
     vae.first_stage_model = nn.Identity()
     for work in (lambda: vae.decode(torch.zeros(1, 16, 2, 2)), lambda: vae.encode(torch.zeros(1, 16, 16, 3))):
         with pytest.raises(Refused, match=r"^Replacing first_stage_model cannot be done with a parallel VAE"):
@@ -137,10 +125,3 @@ def test_weights_are_held_until_the_last_copy_is_gone(
     assert not abandoned(backend)
     del other
     assert abandoned(backend)
-
-
-def test_a_changed_vae_is_not_copied(load: Any, picture_file: Path) -> None:
-    vae = load(picture_file)
-    vae.first_stage_model.decoder.conv_in.padding_mode = "circular"
-    with pytest.raises(Refused, match=r"^Changing first_stage_model\.decoder\.conv_in\.padding_mode "):
-        copy.deepcopy(vae)

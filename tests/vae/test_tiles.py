@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
+from tests.support.sparse_files import write_sparse
 from tests.support.tiny.vae import decoded, encoded
 from tests.vae.tiles import CLIPS, autoencoder, inputs, made
 
@@ -91,16 +91,7 @@ def test_a_minimax_file_is_recognised(tmp_path: Path) -> None:
 
     with torch.device("meta"):
         module = comfy.ldm.minimax.vae.MiniMaxH3VideoVAE()
-    header, end = {}, 0
-    for name, tensor in module.state_dict().items():
-        header[name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
-        end += 2 * tensor.numel()
-    text = json.dumps(header).encode()
-    file = tmp_path / "minimax.safetensors"
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        stream.truncate(8 + len(text) + end)
-    name, _, config = recognise(read_header(file))
+    name, _, config = recognise(read_header(write_sparse(tmp_path / "minimax.safetensors", module.state_dict())))
     family = AUTOENCODERS[name]
     assert family.kind(config) == "a MiniMax-H3 video VAE"
     assert [family.decoded_shape(config, (1, 24, n, 4, 3)) for n in (1, 2, 4, 7)] == [
