@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, sigmas
+from tests.support.latents import relative_error
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 

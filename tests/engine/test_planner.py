@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 
 from parallel_backend.conditioning import Conditioning
 from parallel_backend.diffusion import ModelSpec
@@ -21,9 +20,10 @@ from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.predict.measure import Machine
 from parallel_backend.plan.predict.profiles import DenoiseJob
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas
+from tests.engine.conftest import TOLERANCE, Runner, sigmas
 from tests.engine.conftest import Job as Denoise
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.latents import relative_error
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH
 
 FLUX = FAMILIES["comfyui"]
@@ -49,17 +49,14 @@ def question(
     return PlanRequest(ParallelPlan(**requested_plan), 0, spec, shape, Workload(1, has_uncond, 8), job)  # type: ignore[arg-type]
 
 
-def example() -> dict[str, Tensor]:
-    return {
+def choose(backend: Backend, asked: PlanRequest) -> ResolvedPlan:
+    example = {
         "x": torch.zeros(1, 16, 16, 16),
         "timestep": torch.ones(1),
         "context": torch.zeros(1, 21, TEXT_WIDTH),
         "y": torch.zeros(1, POOLED_WIDTH),
     }
-
-
-def choose(backend: Backend, asked: PlanRequest) -> ResolvedPlan:
-    return backend.plan(asked, "float32", Conditioning(example()), lambda device: 0, lambda: False)
+    return backend.plan(asked, "float32", Conditioning(example), lambda device: 0, lambda: False)
 
 
 @pytest.fixture
@@ -113,20 +110,15 @@ def test_devices_of_several_kinds_share_the_tokens_by_measured_block_times(run, 
     assert relative_error(run(job, plan), run(job, alike)) <= TOLERANCE
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models, cache) -> None:
-    gigabytes = 4e-9 * question(models[4]).shape.parameters
-    asked = question(models[4], devices="cpu:2", memory_limit=2 * 0.9 * gigabytes)  # two workers on one device
-    with pytest.raises(Refused, match=r"needs [\d.]+ [GM]B .* each may use .*: use .*(pipefusion 2|weights sharded)"):
-        choose(backend, asked)
-
-
-def test_free_memory_is_measured_again_on_workers_that_loaded_all_kernels(
+def test_a_plan_that_does_not_fit_is_refused_and_free_memory_is_measured_again_on_workers_that_loaded_all_kernels(
     run, backend, models, cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planner first compares plans whose workers load no kernels early. It then chooses a plan whose workers do."""
     monkeypatch.setattr(host_backend, "wants_kernels_early", lambda plan: plan.pipefusion > 1)
-    gigabytes = 4e-9 * question(models[4]).shape.parameters
-    asked = question(models[4], text=29, devices="cpu:2", pipefusion=0, memory_limit=2 * 0.9 * gigabytes)
+    limit = 2 * 0.9 * 4e-9 * question(models[4]).shape.parameters  # two workers on one device, in GB
+    with pytest.raises(Refused, match=r"needs [\d.]+ [GM]B .* each may use .*: use .*(pipefusion 2|weights sharded)"):
+        choose(backend, question(models[4], devices="cpu:2", memory_limit=limit))
+    asked = question(models[4], text=29, devices="cpu:2", pipefusion=0, memory_limit=limit)
     early: list[bool] = []
 
     def measured(plan: ResolvedPlan, *rest: object) -> tuple[float, ...]:

@@ -12,7 +12,8 @@ import torch
 from parallel_backend.mesh_axes import PLAN_AXES
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, sigmas
+from tests.support.latents import relative_error
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_flux

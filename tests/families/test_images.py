@@ -1,7 +1,7 @@
 """Families of pictures through a real ComfyUI against its own loader: each split, a LoRA, references and other inputs.
 
-Anima, HunyuanImage 2.1, JoyImage, Kandinsky 5, Krea 2, Lens, LongCat-Image, Ovis and Stable Diffusion 3, and reduced families at
-their real width.
+Anima, HunyuanImage 2.1 and its refiner, JoyImage, Kandinsky 5, Krea 2, Lens, LongCat-Image, Ovis and Stable Diffusion 3, and
+reduced families at their real width.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ class TestImages(Families):
             "final_layer.linear",
         ),
         "ovis": ("double_blocks.0.img_attn.qkv", "double_blocks.1.txt_mlp.gate_proj", "single_blocks.0.linear1"),
+        "refiner": (
+            "double_blocks.0.img_attn.qkv",
+            "single_blocks.1.linear1",
+            "txt_in.individual_token_refiner.blocks.0.self_attn.qkv",
+            "final_layer.linear",
+        ),
         "sd3": (
             "joint_blocks.0.x_block.attn.qkv",
             "joint_blocks.1.x_block.attn2.proj",
@@ -68,6 +74,10 @@ class TestImages(Families):
         ),
         "hunyuan image, masked text": Given(  # on one branch, as with a longer prompt on the other branch
             "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
+        ),
+        "hunyuan image, a latent to refine": Given(
+            "refiner",
+            {"concat_latent_image": draw(1, 32, 1, 8, 10, seed=7), "noise_augmentation": torch.tensor(0.1)},
         ),
         "joyimage, references": Given("joyimage", references=REFERENCES, sides=("positive",)),
         "krea 2, references": Given("krea2", references=REFERENCES, method="index"),

@@ -21,7 +21,6 @@ from tests.support.graphs.diffusers_checks import (
     assert_folder,
     assert_loop,
     assert_lora,
-    assert_quantised,
     choosing,
     models_of,
     samplers,
@@ -91,13 +90,9 @@ def test_diffusers_folders_give_the_latent_of_one_file(comfyui: ComfyUI, latent_
     assert_folder(comfyui, latent_of, picture(), "pixart-folder")
 
 
-@thorough  # in the quick run tests/engine/test_pixart.py has quantised files
-def test_quantised_files_give_the_latent_of_their_values(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    assert_quantised(comfyui, latent_of, picture(), "pixart")
-
-
 @thorough  # tests/models/test_diffusers.py compares the blocks, compiled on several ranks, with diffusers
 def test_torch_compile_compiles_the_workers_blocks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The blocks are of a GGUF file, with the values of another file."""
     models = models_of(comfyui)
     save_gguf(models / "pixart.safetensors", models / "pixart-q.gguf", models / "pixart-q.safetensors")
     expected = latent_of(choosing(picture(), "pixart-q.safetensors"))

@@ -173,9 +173,9 @@ def test_two_backends_do_not_disturb_each_other(bench, other):
         thread.start()
         bench.assert_right(2)
         thread.join()
-        assert torch.equal(results[0], bench.right[2])
+        assert torch.equal(results[0], bench.right(2))
         bench.assert_dies(Case(2, 0, "sampling, first step", "kill"), others=2)
-        assert torch.equal(other(bench.job, PLANS[2]), bench.right[2])
+        assert torch.equal(other(bench.job, PLANS[2]), bench.right(2))
     finally:
         other.end_workers()
     bench.assert_right(2)
