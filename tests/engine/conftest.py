@@ -169,12 +169,12 @@ class Runner:
 
         program = encoded_program(job.sampler, job.sigmas, job.noise, seed=job.seed)
         tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas, "program": program}
-        beside = {} if job.guidance is None else {"guidance": torch.tensor([job.guidance])}
+        beside: dict[str, Tensor] = {} if job.guidance is None else {"guidance": torch.tensor([job.guidance])}
         values: dict[str, Value] = {}
         if job.references:
             flatten("ref_latents", job.reference_latents, beside, values)
             values["ref_latents_method"] = "index"
-        sides = {}
+        sides: dict[str, Any] = {}
         for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
             sides[side] = prompt_specs(side, [{"context": context, "y": pooled, **beside}], tensors, values=values)
         if job.positive_ends is not None:
@@ -272,9 +272,9 @@ def simulated() -> Simulated:
     return simulation
 
 
-def sigmas(steps: int, *, last: float = 0.0) -> Tensor:
+def sigmas(steps: int) -> Tensor:
     """Return ComfyUI's `simple` schedule of the schnell type."""
-    return torch.linspace(1, last, steps + 1)
+    return torch.linspace(1, 0, steps + 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

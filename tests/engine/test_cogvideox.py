@@ -248,13 +248,15 @@ def test_pipefusions_result_depends_only_on_patches_and_warm_up(ours: Ours, kind
 def test_a_forward_of_1_5_equals_comfyuis_own_model(
     run: Runner, files: dict[str, Path], kind: str, size: tuple[int, int], workers: int
 ) -> None:
+    """The forward has two calls, whose texts have two lengths."""
     channels = 32 if "i2v" in kind else 16
-    x = draw(2, channels, 4, *size, seed=1)
-    inputs = {"timestep": torch.tensor([999.0, 20.0]), "context": draw(2, 7, TEXT_WIDTH, seed=2)}
-    extra = {"ofs": torch.full((2,), 2.0)} if "i2v" in kind else {}
-    expected = comfyui_model(files[kind])(x, **inputs, **extra)
-    tensors = {"x": x[:, :16], **inputs, **extra} | ({"concat": x[:, 16:]} if "i2v" in kind else {})
-    result = run.forward("cogvideox", files[kind], [tensors], cpu_plan(ulysses=workers))
+    x, texts = draw(2, channels, 4, *size, seed=1), [draw(2, tokens, TEXT_WIDTH, seed=2) for tokens in (7, 12)]
+    inputs = {"timestep": torch.tensor([999.0, 20.0])} | ({"ofs": torch.full((2,), 2.0)} if "i2v" in kind else {})
+    model = comfyui_model(files[kind])
+    expected = torch.cat([model(x, context=text, **inputs) for text in texts])
+    own = {"x": x[:, :16], **inputs} | ({"concat": x[:, 16:]} if "i2v" in kind else {})
+    calls = [own | {"context": text} for text in texts]
+    result = run.forward("cogvideox", files[kind], calls, cpu_plan(ulysses=workers))
     assert relative_error(result, expected) <= TOLERANCE
 
 

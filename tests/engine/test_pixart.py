@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
+from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from torch import Tensor
 
 from parallel_backend.diffusion import DiffusionSettings
@@ -21,7 +21,7 @@ from tests.support.programs import NoiseSampling, encoded_program
 from tests.support.selection import thorough
 from tests.support.tiny.formats import FORMS, as_stored, save_as
 from tests.support.tiny.models import draw
-from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
+from tests.support.tiny.pixart import TEXT_WIDTH, denoised_by_diffusers, pixart, save_pixart
 
 STEPS = 4
 CFG = 4.5
@@ -73,24 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str], Pa
 def original(job: Picture) -> Tensor:
     """Return the latent of a job by diffusers' pipeline."""
     transformer = as_stored(pixart(micro_conditions=job.micro_conditions), job.form)
-    pipeline = PixArtAlphaPipeline(None, None, None, transformer, job.scheduler())
-    pipeline.set_progress_bar_config(disable=True)
-    (text, mask), (negative, negative_mask) = job.prompts
-    result: Tensor = pipeline(
-        negative_prompt=None,
-        prompt_embeds=text,
-        prompt_attention_mask=mask,
-        negative_prompt_embeds=negative,
-        negative_prompt_attention_mask=negative_mask,
-        height=8 * job.height,
-        width=8 * job.width,
-        num_inference_steps=STEPS,
-        guidance_scale=CFG,
-        latents=job.noise,
-        output_type="latent",
-        use_resolution_binning=False,
-    ).images
-    return result
+    return denoised_by_diffusers(transformer, job.scheduler(), job.noise, job.prompts, STEPS, CFG)
 
 
 Ours = Callable[[Picture, ResolvedPlan], Tensor]

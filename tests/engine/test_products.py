@@ -69,14 +69,6 @@ def test_every_product_is_exact_when_warm_up_covers_all_steps(
     assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE
 
 
-@thorough  # engine/test_pixart has sharded weights against diffusers, and engine/test_costs has their bytes
-@pytest.mark.parametrize("workers", [2, 3])
-def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
-    job = job_of(models, 4)
-    for plan in products(workers, 4, weights="sharded"):
-        assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
-
-
 @pytest.mark.parametrize("sampler", [pytest.param("euler", marks=thorough), "dpmpp_2m_sde"])
 @pytest.mark.parametrize("batch", [pytest.param(2, marks=thorough), 3])
 def test_a_batch_divided_over_groups_returns_in_order(

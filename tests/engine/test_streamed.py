@@ -18,7 +18,7 @@ from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_flux
 
-STEPS, BLOCKS = 3, 8
+STEPS, BLOCKS = 2, 8
 PLANS = [
     # test_blocks_are_copied_once_if_all_fit_on_the_device streams under this plan
     pytest.param(cpu_plan(ulysses=2, blocks=BLOCKS), marks=thorough),

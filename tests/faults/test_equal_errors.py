@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -40,38 +39,32 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape)
 
 
-TENSORS: Mapping[str, Mapping[str, Tensor]] = MappingProxyType(
-    {
-        "forward: texts of another width": {
-            "prompt.positive.0.context": zeros(1, 21, 63),
-            "prompt.negative.0.context": zeros(1, 13, 63),
-        },
-        "forward: a latent of too few channels": {"x": zeros(2, 15, 8, 8)},
-        "sampler: a mask of another size": {
-            "mask": zeros(1, 1, 5, 5),
-            "latent": zeros(1, 16, 8, 8),
-            "noise": zeros(1, 16, 8, 8),
-        },
-    }
-)
+TENSORS: Mapping[str, Mapping[str, Tensor]] = {
+    "forward: texts of another width": {
+        "prompt.positive.0.context": zeros(1, 21, 63),
+        "prompt.negative.0.context": zeros(1, 13, 63),
+    },
+    "forward: a latent of too few channels": {"x": zeros(2, 15, 8, 8)},
+    "sampler: a mask of another size": {
+        "mask": zeros(1, 1, 5, 5),
+        "latent": zeros(1, 16, 8, 8),
+        "noise": zeros(1, 16, 8, 8),
+    },
+}
 """Tensors of the message that raise in the forward or in the sampler."""
 
-ADAPTERS: Mapping[str, tuple[str, Mapping[str, Tensor]]] = MappingProxyType(
-    {
-        "adapter: a difference of another shape": ("diff", {"diff": zeros(7, 5)}),
-        "adapter: a LoRA whose halves do not fit": ("lora", {"up": zeros(256, 4), "down": zeros(3, 64)}),
-    }
-)
+ADAPTERS: Mapping[str, tuple[str, Mapping[str, Tensor]]] = {
+    "adapter: a difference of another shape": ("diff", {"diff": zeros(7, 5)}),
+    "adapter: a LoRA whose halves do not fit": ("lora", {"up": zeros(256, 4), "down": zeros(3, 64)}),
+}
 """Adapters that raise while the weight of `txt_in` is changed; that of `img_in` has been changed by then."""
 
-VAE: Mapping[str, Callable[[Bench], object]] = MappingProxyType(
-    {
-        "VAE: a latent of too few channels": lambda bench: bench.decode(2, latent=LATENT[:, :15]),
-        "VAE: pixels of too many channels": lambda bench: bench.backend.encode(
-            bench.vae, ParallelPlan(devices="cpu:2"), "", torch.zeros(1, 4, 1, 64, 64), RequestContext()
-        ),
-    }
-)
+VAE: Mapping[str, Callable[[Bench], object]] = {
+    "VAE: a latent of too few channels": lambda bench: bench.decode(2, latent=LATENT[:, :15]),
+    "VAE: pixels of too many channels": lambda bench: bench.backend.encode(
+        bench.vae, ParallelPlan(devices="cpu:2"), "", torch.zeros(1, 4, 1, 64, 64), RequestContext()
+    ),
+}
 
 
 def broken(case: str) -> AdapterSet:

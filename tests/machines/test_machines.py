@@ -41,6 +41,8 @@ pytestmark = thorough
 STEPS = 2
 BLOCKS = 4
 GUIDANCE = 4.0
+LOST = r"^Worker [23] of 4 \({0.address}/{0.names[1]}/cpu\) was lost while sampling, step \d+"
+"""The error when a worker of machine b is lost, with the machines' addresses and names to fill in."""
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +239,8 @@ def test_a_pulled_cable_gives_one_error_within_the_bound(
 ) -> None:
     if not group.apart:
         pytest.skip("the loopback interface has no cable: network namespaces are not permitted here")
-    message = rf"^Worker [23] of 4 \({group.address}/{group.names[1]}/cpu\) was lost while sampling, step \d+"
     try:
-        seconds = disturbed(run, endless, plan, lambda: group.cable(False), message)
+        seconds = disturbed(run, endless, plan, lambda: group.cable(False), LOST.format(group))
     finally:
         group.cable(True)
     assert LOST_SECONDS / 2 <= seconds <= LOST_SECONDS + 10
@@ -267,27 +268,16 @@ def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], N
 
 
 def test_a_lost_machine_that_returns_with_another_diffusers_is_named_to_models_that_need_it(
-    group: Machines,
-    plan: ResolvedPlan,
-    run: Runner,
-    small: Job,
-    endless: Job,
-    oldest: str,
+    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job
 ) -> None:
-    message = rf"^Worker [23] of 4 \({group.address}/{group.names[1]}/cpu\) was lost while sampling, step \d+"
-    assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 5
+    oldest = os.environ["OLDEST_DIFFUSERS"]
+    (package,) = importlib.metadata.distributions(name="diffusers", path=[oldest])
+    assert disturbed(run, endless, plan, lambda: group.lose_machine(1), LOST.format(group)) <= 5
     group.start_machine(1, oldest)
     wait_for(group)
     assert_right(run, small, plan)  # FLUX needs no diffusers
     first, second = group.names
-    message = (
-        rf"^worker 2 on {second} has diffusers {oldest_version(oldest)} and worker 0 on {first} 0\.42\.\d: install"
-    )
+    message = rf"^worker 2 on {second} has diffusers {package.version} and worker 0 on {first} 0\.42\.\d: install"
     with pytest.raises(Refused, match=message):
         run.forward("cogvideox", small.path, [{}], plan)
     assert_right(run, small, plan)
-
-
-def oldest_version(folder: str) -> str:
-    (found,) = importlib.metadata.distributions(name="diffusers", path=[folder])
-    return found.version
