@@ -55,11 +55,11 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         yield server
 
 
-def job(name: str) -> Graph:
-    """Return the graph of a class, with the further tensors of its prompts."""
+def job(name: str, given: str = "") -> Graph:
+    """Return the graph of a class, with the further tensors of its prompts, from the file `given` if it is named."""
     graph = graph_of(name, steps=2)
     for side in TOKENS:
-        file = f"{name}-given.safetensors" if name in BESIDE else f"{name}-beside-{side}.safetensors"
+        file = given or (f"{name}-given.safetensors" if name in BESIDE else f"{name}-beside-{side}.safetensors")
         graph = insert_after(graph, side, "PackPrompt", "conditioning", file=file)
     return graph
 
@@ -115,24 +115,16 @@ def save_unheard(server: ComfyUI) -> None:
         save_file(given, server.input_dir / f"given-{seed}.safetensors")
 
 
-def unheard_job(seed: int) -> Graph:
-    """Return the invented model's graph with the hint and the sound of a seed."""
-    graph = graph_of("unheard", steps=2)
-    for side in TOKENS:
-        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"given-{seed}.safetensors")
-    return graph
-
-
 def test_an_invented_class_runs_on_several_workers(tmp_path: Path) -> None:
     server = comfyui_with_it(tmp_path)
     server.env |= own_cache(tmp_path)
     save_unheard(server)
-    graph = unheard_job(1)
+    graph = job("unheard", "given-1.safetensors")
     first, *others = SPLITS.values()
     with server:
         latent_of = latents(server)
         stock = latent_of(graph)
-        assert relative_error(latent_of(unheard_job(2)), stock) > DIFFERENT
+        assert relative_error(latent_of(job("unheard", "given-2.safetensors")), stock) > DIFFERENT
         run = server.queue(spread(graph, strict=False, **first), timeout=PATIENCE).check()
         found = FOUND.search(server.log)
         assert found is not None and found[1] == "Unheard"

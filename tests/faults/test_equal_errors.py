@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, zeros
 
 from parallel_backend.errors import Refused, RequestFailed, WorkerFailed
 from parallel_backend.host.workers.diagnosis import raised_equal_errors
@@ -33,10 +33,6 @@ PLANS = {
 
 TEXT = (21, 13)
 """Token counts of the positive and the negative prompt."""
-
-
-def zeros(*shape: int) -> Tensor:
-    return torch.zeros(shape)
 
 
 TENSORS: Mapping[str, Mapping[str, Tensor]] = {

@@ -38,12 +38,6 @@ FLUX2 = "flux2-full.safetensors"
 SMALL = {"width": 32, "height": 24}
 """Pixels of a small picture: 4 x 3 in the latent, and 2 x 2 at the next scale."""
 
-CONTROL_BYTES = "276 kB"
-"""Bytes of a step: the tiny ControlNet's output for both branches, two tensors of 320 x 3 x 4 and three of 320 x 2 x 2 in fp32.
-
-A batch of two has twice these tensors, and two steps of heun have three calls.
-"""
-
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
     "image": node("EmptyImage", **SIZE, batch_size=1, color=0x4080C0),
@@ -113,7 +107,9 @@ def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI, l
     assert relative_error(latent_of(plain), stock) > DIFFERENT
     counts = [log.count("the network of a ControlNet runs") for log in logs]
     assert counts == [6, 6]
-    assert COSTS.findall(logs[1]) == [("6", CONTROL_BYTES)]
+    # A step has the tiny ControlNet's output for both branches, two tensors of 320 x 3 x 4 and three of 320 x 2 x 2 in fp32.
+    # A batch of two has twice these tensors, and two steps of heun have three calls.
+    assert COSTS.findall(logs[1]) == [("6", "276 kB")]
     assert not any("Sending the ControlNet's output" in text.text for text in runs[1].texts)
 
 
