@@ -104,7 +104,7 @@ def original_video(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Callable
         transformer = tiny_cogvideox.cogvideox(kind, max_text_seq_length=TEXT)
         scheduler = tiny_cogvideox.schedulers(kind)["cogvideox_ddim"]
         noise = draw(1, 16, FRAMES, HEIGHT, WIDTH, seed=SEED)
-        prompts = tuple(draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=seed) for seed in PROMPTS.values())
+        prompts = [draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=seed) for seed in PROMPTS.values()]
         return tiny_cogvideox.denoised_by_diffusers(transformer, scheduler, noise, prompts, STEPS, CFG, **beside)
 
     return make

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import TOLERANCE, LatentOf, spread
+from tests.support.graphs.comfyui import EVERY_SPLIT, TOKENS, TOLERANCE, LatentOf, graph_of, spread
 from tests.support.graphs.comfyui_inputs import MATTERS, graph_with
-from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.family_tests import Families, Given, assert_same, job, save_with_prompts
-from tests.support.graphs.flux import insert_after_model
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
+from tests.support.graphs.family_tests import Families, Given, assert_same, job, save_with_loras, save_with_prompts
+from tests.support.graphs.flux import insert_after_model, node
+from tests.support.graphs.loras import with_lora
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.families.hunyuan import LAYERS
@@ -54,12 +55,6 @@ class TestImages(Families):
             "final_layer.linear",
         ),
         "ovis": ("double_blocks.0.img_attn.qkv", "double_blocks.1.txt_mlp.gate_proj", "single_blocks.0.linear1"),
-        "refiner": (
-            "double_blocks.0.img_attn.qkv",
-            "single_blocks.1.linear1",
-            "txt_in.individual_token_refiner.blocks.0.self_attn.qkv",
-            "final_layer.linear",
-        ),
         "sd3": (
             "joint_blocks.0.x_block.attn.qkv",
             "joint_blocks.1.x_block.attn2.proj",
@@ -74,10 +69,6 @@ class TestImages(Families):
         ),
         "hunyuan image, masked text": Given(  # on one branch, as with a longer prompt on the other branch
             "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
-        ),
-        "hunyuan image, a latent to refine": Given(
-            "refiner",
-            {"concat_latent_image": draw(1, 32, 1, 8, 10, seed=7), "noise_augmentation": torch.tensor(0.1)},
         ),
         "joyimage, references": Given("joyimage", references=REFERENCES, sides=("positive",)),
         "krea 2, references": Given("krea2", references=REFERENCES, method="index"),
@@ -106,6 +97,19 @@ def test_easycache_has_no_effect_on_a_class_that_does_not_support_it(comfyui: Co
     graph = graph_with(comfyui, "sd3")
     cached = insert_after_model(graph, "EasyCache", **settings)
     assert relative_error(latent_of(spread(cached, strict=False)), latent_of(graph)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize("split", EVERY_SPLIT)
+def test_hunyuan_images_refiner_gives_the_stock_latent(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The second model refines a latent, and gets it besides an empty one."""
+    save_with_loras(comfyui, {"refiner": (*LAYERS[:1], "single_blocks.1.linear1", *LAYERS[3:])})
+    plain = graph_of("refiner", steps=2)
+    sides = {side: [side, 0] for side in TOKENS}
+    plain["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
+    plain["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    assert_stock(latent_of, plain, **EVERY_SPLIT[split])
+    assert_matters_and_stock(latent_of, plain, with_lora(plain, "refiner", 0.8), **EVERY_SPLIT[split])
 
 
 @thorough

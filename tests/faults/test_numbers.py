@@ -45,7 +45,7 @@ def test_sigmas_that_a_sampler_divides_by_are_named(bench):
     assert bench.workers() == before
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, 2, 3])
 def test_nan_from_a_later_step_is_reported_with_the_step(bench, step):
     broken = sigmas(STEPS)
     broken[step] = torch.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,7 +70,7 @@ def denoised_by_diffusers(
     transformer: Any,
     scheduler: Any,
     noise: Tensor,
-    prompts: tuple[Tensor, Tensor],
+    prompts: Sequence[Tensor],
     steps: int,
     cfg: float,
     vae: Any = None,
