@@ -93,8 +93,7 @@ PIPED = [
 
 SAMPLERS = ("euler", "heun", "dpmpp_2m_sde")
 COVERED = (1, 3, 4, 6)
-"""Places of plans whose axes and numbers of patches other plans of the list have too, or test_references_go_with_the_first_patch.
-"""
+"""Places of plans whose axes other plans of the list have, or the quick run's in test_references_go_with_the_first_patch."""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.support.graphs.comfyui import EVERY_SPLIT, TOKENS, TOLERANCE, LatentO
 from tests.support.graphs.comfyui_inputs import MATTERS, graph_with
 from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
 from tests.support.graphs.family_tests import Families, Given, assert_same, job, save_with_loras, save_with_prompts
-from tests.support.graphs.flux import insert_after_model, node
+from tests.support.graphs.flux import Graph, insert_after_model, node
 from tests.support.graphs.loras import with_lora
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
@@ -99,15 +99,20 @@ def test_easycache_has_no_effect_on_a_class_that_does_not_support_it(comfyui: Co
     assert relative_error(latent_of(spread(cached, strict=False)), latent_of(graph)) <= TOLERANCE
 
 
+def refining() -> Graph:
+    """Return a graph that refines a latent with HunyuanImage 2.1's second model."""
+    graph = graph_of("refiner")
+    sides = {side: [side, 0] for side in TOKENS}
+    graph["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
+    graph["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    return graph
+
+
 @thorough
 @pytest.mark.parametrize("split", EVERY_SPLIT)
 def test_hunyuan_images_refiner_gives_the_stock_latent(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """The second model refines a latent, and gets it besides an empty one."""
     save_with_loras(comfyui, {"refiner": (*LAYERS[:1], "single_blocks.1.linear1", *LAYERS[3:])})
-    plain = graph_of("refiner", steps=2)
-    sides = {side: [side, 0] for side in TOKENS}
-    plain["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
-    plain["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    plain = refining()
     assert_stock(latent_of, plain, **EVERY_SPLIT[split])
     assert_matters_and_stock(latent_of, plain, with_lora(plain, "refiner", 0.8), **EVERY_SPLIT[split])
 
