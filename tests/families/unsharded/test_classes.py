@@ -143,7 +143,7 @@ def test_stable_diffusion_of_the_real_width_and_a_t2i_adapter_give_the_stock_res
     """
     save_with_prompts(comfyui, "wide_sd15")
     save_t2i_adapter(comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
-    plain = graph_of("wide_sd15", steps=2)
+    plain = graph_of("wide_sd15", steps=1)
     plain["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     assert_stock(latent_of, plain, cfg=2)
     control = {
