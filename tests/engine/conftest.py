@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.conditioning import Conditioning, flatten
 from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec, Value
 from parallel_backend.host import Backend
-from parallel_backend.host.backend import OnPixels
+from parallel_backend.host.backend import OnPixels, OnProgress
 from parallel_backend.host.workers.pending_request import RequestContext, RequestReply
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import NONE, AdapterSet
@@ -28,17 +28,18 @@ from parallel_backend.weights.files.digest import file_digest
 from tests.support.pipefusion_simulation import load_model, simulate
 from tests.support.programs import encoded_program
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.tiny.models import draw
 
 TOLERANCE = 1e-5
 SCHNELL = FlowSettings(timestep_scale=1.0, noise_scale=1.0)
+ANYONE = RequestContext()
 
 
 @dataclass(frozen=True)
 class Job:
     """A denoise of the schnell type on a tiny model, from pure noise; of the dev type if `guidance` is set.
 
-    Prompts are random unless `captions` names files. `references` are the heights and widths of latents of reference pictures
-    after both prompts, each in a plane of its own.
+    `references` are the heights and widths of latents of reference pictures after both prompts, each in a plane of its own.
     """
 
     path: Path
@@ -51,32 +52,41 @@ class Job:
     text: tuple[int, int] = (21, 21)
     seed: int = 3
     positive_ends: float | None = None
-    captions: tuple[Path, Path] | None = None
     guidance: float | None = None
     references: tuple[tuple[int, int], ...] = ()
-    noise: Tensor = field(init=False)
-    prompts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] = field(init=False)
-    reference_latents: tuple[Tensor, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(self.seed)
+    @functools.cached_property
+    def noise(self) -> Tensor:
+        return draw(self.batch, 16, self.height, self.width, seed=self.seed)
 
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
+    @functools.cached_property
+    def prompts(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the text and the pooled text of the positive and of the negative prompt."""
+        places = enumerate(self.text, self.seed + 1)
+        return [
+            (draw(1, tokens, TEXT_WIDTH, seed=place), draw(1, POOLED_WIDTH, seed=place + 100))
+            for place, tokens in places
+        ]
 
-        noise = draw(self.batch, 16, self.height, self.width)
-        prompts = tuple((draw(1, tokens, TEXT_WIDTH), draw(1, POOLED_WIDTH)) for tokens in self.text)
-        if self.captions is not None:
-            files = [load_file(path) for path in self.captions]
-            prompts = tuple((file["cond"].float(), file["pooled_output"].float()) for file in files)
-        object.__setattr__(self, "noise", noise)
-        object.__setattr__(self, "prompts", prompts)
-        object.__setattr__(self, "reference_latents", tuple(draw(1, 16, *size) for size in self.references))
+    @functools.cached_property
+    def reference_latents(self) -> list[Tensor]:
+        return [draw(1, 16, *size, seed=place) for place, size in enumerate(self.references, self.seed + 10)]
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the checkpoint's tensors in fp32, in which the job is computed."""
-        return {name: tensor.float() for name, tensor in load_file(self.path).items()}
+
+def prompt_specs(
+    side: str, prompts: Iterable[Mapping[str, Tensor]], tensors: dict[str, Tensor], **fields: Any
+) -> list[PromptSpec]:
+    """Add the tensors of a branch's prompts to a request's, and return the prompts as the request names them.
+
+    Args:
+        fields: further fields of each PromptSpec.
+    """
+    specs = []
+    for number, prompt in enumerate(prompts):
+        names = {name: f"prompt.{side}.{number}.{name}" for name in prompt}
+        tensors |= {names[name]: tensor for name, tensor in prompt.items()}
+        specs.append(PromptSpec(names, **fields))
+    return specs
 
 
 def spec_of(family: str, path: Path) -> ModelSpec:
@@ -100,19 +110,15 @@ class Runner:
         path: Path,
         tensors: dict[str, Tensor],
         plan: ResolvedPlan,
-        is_cancelled: Callable[[], bool] = lambda: False,
+        caller: RequestContext = ANYONE,
+        on_step: OnProgress = lambda *_: None,
+        adapters: AdapterSet = NONE,
         **fields: Any,
     ) -> Tensor:
         """Return the final latent of any model; `fields` are further fields of the SampleRequest."""
         settings: dict[str, Any] = {"compute_dtype": "float32"} | fields
-        self.answer = self.backend.sample(
-            tensors,
-            lambda *_: None,
-            RequestContext(is_cancelled),
-            model=spec_of(family, path),
-            plan=plan,
-            **settings,
-        )
+        model = spec_of(family, path)
+        self.answer = self.backend.sample(tensors, on_step, caller, adapters, model=model, plan=plan, **settings)
         return self.answer.frame.tensors["result"]
 
     def forward(
@@ -121,7 +127,7 @@ class Runner:
         """Return the outputs of one forward of any model for each call, in fp32, joined along the batch."""
         spec = spec_of(family, path)
         self.answer = self.backend.forward(
-            [*map(Conditioning, calls)], RequestContext(), model=spec, plan=plan, compute_dtype="float32", **fields
+            [*map(Conditioning, calls)], ANYONE, model=spec, plan=plan, compute_dtype="float32", **fields
         )
         return self.answer.frame.tensors["result"]
 
@@ -135,7 +141,7 @@ class Runner:
     ) -> None:
         """Decode videos with one of ComfyUI's VAEs."""
         spec = spec_of("comfyui vae", path)
-        self.answer = self.backend.decode(spec, requested_plan, "", latent, on_pixels, RequestContext(), working)
+        self.answer = self.backend.decode(spec, requested_plan, "", latent, on_pixels, ANYONE, working)
 
     def __call__(
         self,
@@ -163,39 +169,33 @@ class Runner:
 
         program = encoded_program(job.sampler, job.sigmas, job.noise, seed=job.seed)
         tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas, "program": program}
-        sides = []
+        beside: dict[str, Tensor] = {} if job.guidance is None else {"guidance": torch.tensor([job.guidance])}
+        values: dict[str, Value] = {}
+        if job.references:
+            flatten("ref_latents", job.reference_latents, beside, values)
+            values["ref_latents_method"] = "index"
+        sides: dict[str, Any] = {}
         for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
-            names = {"context": f"prompt.{side}.context", "y": f"prompt.{side}.y"}
-            tensors |= {names["context"]: context, names["y"]: pooled}
-            if job.guidance is not None:
-                names["guidance"] = f"prompt.{side}.guidance"
-                tensors[names["guidance"]] = torch.tensor([job.guidance])
-            values: dict[str, Value] = {}
-            if job.references:
-                latents: dict[str, Tensor] = {}
-                flatten("ref_latents", list(job.reference_latents), latents, values)
-                names |= {name: f"prompt.{side}.{name}" for name in latents}
-                tensors |= {names[name]: latent for name, latent in latents.items()}
-                values["ref_latents_method"] = "index"
-            whole = PromptSpec(names, values=values)
-            end = job.positive_ends if side == "positive" else None
+            sides[side] = prompt_specs(side, [{"context": context, "y": pooled, **beside}], tensors, values=values)
+        if job.positive_ends is not None:
+            (whole,) = sides["positive"]
             changed = msgspec.structs.replace
-            sides.append([whole] if end is None else [changed(whole, end=end), changed(whole, strength=0.5)])
-        self.answer = self.backend.sample(
+            sides["positive"] = [changed(whole, end=job.positive_ends), changed(whole, strength=0.5)]
+        if job.cfg == 1.0:
+            sides["negative"] = None
+        return self.sample(
+            "comfyui",
+            job.path,
             {**tensors, **replaced},
-            step_done,
+            plan,
             RequestContext(lambda: cancel_at in seen or is_cancelled(), on_loading),
+            step_done,
             adapters,
-            model=spec_of("comfyui", job.path),
-            plan=plan,
-            compute_dtype="float32",
             sampling=SCHNELL,
             cfg=job.cfg,
-            positive=sides[0],
-            negative=sides[1] if job.cfg != 1.0 else None,
             compiler=compiler,
+            **sides,
         )
-        return self.answer.frame.tensors["result"]
 
     def diffusers(self) -> set[str]:
         """Return the versions of diffusers in the running workers."""
@@ -250,9 +250,8 @@ def simulated() -> Simulated:
     loaded = functools.cache(lambda path: load_model(load_file(path)))
 
     def simulation(job: Job, patches: int = 1, warmup_steps: int = 1) -> Tensor:
-        size = (job.height, job.width, job.batch, job.text)
-        given = (job.path, len(job.sigmas), job.sampler, job.cfg, size, job.references)
-        key = (given, patches, warmup_steps)
+        shape = (job.height, job.width, job.batch, job.text, job.references)
+        key = (job.path, len(job.sigmas), job.sampler, job.cfg, shape, patches, warmup_steps)
         if key not in done:
             done[key] = simulate(
                 {},
@@ -273,16 +272,9 @@ def simulated() -> Simulated:
     return simulation
 
 
-def sigmas(steps: int, *, last: float = 0.0) -> Tensor:
+def sigmas(steps: int) -> Tensor:
     """Return ComfyUI's `simple` schedule of the schnell type."""
-    return torch.linspace(1, last, steps + 1)
-
-
-def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Return the relative L2 error; NaN counts as infinite."""
-    assert result.shape == reference.shape
-    error = ((result - reference).norm() / reference.norm()).item()
-    return error if error == error else float("inf")
+    return torch.linspace(1, 0, steps + 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.diffusion import PromptSpec
 from parallel_backend.errors import Cancelled
-from tests.engine.conftest import SCHNELL, Runner, sigmas
+from parallel_backend.host.workers.pending_request import RequestContext
+from tests.engine.conftest import SCHNELL, Runner, prompt_specs, sigmas
 from tests.support.plans import cpu_plan
 from tests.support.programs import encoded_program
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.tiny.models import draw
 
 PATIENCE = 2.0
 """Seconds after the running model call by which a cancelled request has ended."""
@@ -24,23 +25,19 @@ PATIENCE = 2.0
 TEXTS = (9, 17, 25, 33, 41)
 """Text lengths of the positive prompts, with one forward each. The negative side has one prompt."""
 
-STEPS = 50
-
 
 def lopsided(runner: Runner, path: Path, steps: int, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
     """Run a denoise in which one rank computes the positive side, with five times the work of the negative side."""
-    generator = torch.Generator().manual_seed(5)
-    tensors = {"x": torch.randn(1, 16, 16, 16, generator=generator), "sigmas": sigmas(steps)}
+    tensors = {"x": draw(1, 16, 16, 16, seed=5), "sigmas": sigmas(steps)}
     tensors["program"] = encoded_program("euler", tensors["sigmas"], tensors["x"])
-    prompts = []
-    for number, length in enumerate((*TEXTS, TEXTS[0])):
-        tensors[f"prompt.{number}.context"] = torch.randn(1, length, TEXT_WIDTH, generator=generator)
-        tensors[f"prompt.{number}.y"] = torch.randn(1, POOLED_WIDTH, generator=generator)
-        prompts.append(PromptSpec({name: f"prompt.{number}.{name}" for name in ("context", "y")}))
-    fields: dict[str, Any] = {"sampling": SCHNELL, "cfg": 2.0}
-    sides = {"positive": prompts[:-1], "negative": prompts[-1:]}
+    prompts = [
+        {"context": draw(1, length, TEXT_WIDTH, seed=length), "y": draw(1, POOLED_WIDTH, seed=length)}
+        for length in TEXTS
+    ]
+    positive, negative = prompt_specs("positive", prompts, tensors), prompt_specs("negative", prompts[:1], tensors)
+    fields: dict[str, Any] = {"sampling": SCHNELL, "cfg": 2.0, "positive": positive, "negative": negative}
     plan = cpu_plan(cfg=2, weights="sharded", blocks=4)
-    return runner.sample("comfyui", path, tensors, plan, is_cancelled, **sides, **fields)
+    return runner.sample("comfyui", path, tensors, plan, RequestContext(is_cancelled), **fields)
 
 
 def test_cancel_while_a_rank_waits_for_weights_ends_with_the_model_call(run: Runner, tmp_path: Path) -> None:
@@ -58,7 +55,7 @@ def test_cancel_while_a_rank_waits_for_weights_ends_with_the_model_call(run: Run
         return bool(pressed)
 
     with pytest.raises(Cancelled):
-        lopsided(run, path, STEPS, is_cancelled)
+        lopsided(run, path, 50, is_cancelled)
     took = time.monotonic() - pressed[0]
     print(f"cancelled after {took:.2f} s; a model call takes {call:.2f} s")
     assert took <= call + PATIENCE

@@ -6,8 +6,8 @@ import gc
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -15,8 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_backend.diffusion import ModelSpec
-from parallel_backend.host import Backend
 from parallel_backend.host.workers.causes import WorkerOutOfMemory
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.worker.memory.rank_memory import HOST_RESERVE, available_on_host
@@ -38,13 +36,6 @@ def weights(run: Runner) -> int:
     """Return the bytes of the model on the worker that held most in the last run."""
     assert run.answer is not None
     return max(report.weights for report in run.answer.reports)
-
-
-def worker(rank: int) -> psutil.Process:
-    """Return the worker of a rank that this process's fork server started. A ComfyUI of other tests has its own workers."""
-    servers = psutil.Process().children()
-    (found,) = (p for server in servers for p in server.children() if p.name() == f"parallel-rank{rank}")
-    return found
 
 
 @pytest.mark.parametrize(
@@ -81,7 +72,7 @@ def test_a_failing_allocation_is_one_error_with_the_bytes_asked_for_and_held(run
     run(small(models), cpu_plan())  # starts other workers, so that the next ones hold nothing yet
     expected = run(small(models), plan)
     held = weights(run)
-    victim = worker(1)
+    victim = psutil.Process(run.workers()[1])
     room = victim.memory_info().vms + (16 << 20)
     victim.rlimit(psutil.RLIMIT_AS, (room, room))
     large = Job(models[4], sigmas(1), height=256, width=256)
@@ -189,7 +180,8 @@ def test_comfyui_frees_one_device_or_all_of_them(
     shares = nodes_module("memory.loaded_models", monkeypatch)
     job, names = small(models), ("cpu:0", "cpu:1")
     here, there = map(torch.device, names)
-    weights = Weights(run.backend, spec_of("comfyui", job.path), names)
+    spec = spec_of("comfyui", job.path)
+    weights = SimpleNamespace(backend=run.backend, spec=spec, devices=names, bytes_on=lambda device: 1 << 20)
     model = nn.Module()
     model.remote, model.shares = weights, shares.Shares(weights, here, (here, there))
     patchers = [shares.MainShare(model, load_device=here, offload_device=here)]
@@ -201,7 +193,7 @@ def test_comfyui_frees_one_device_or_all_of_them(
         return sorted(device for device in devices if device in names)
 
     def expect(*on_devices: bool, stays: Sequence[str]) -> None:
-        assert tuple(run.backend.resident_bytes(weights.spec, name) > 0 for name in names) == on_devices
+        assert tuple(run.backend.resident_bytes(spec, name) > 0 for name in names) == on_devices
         assert listed() == [*stays]
 
     def sample() -> None:
@@ -230,15 +222,3 @@ def test_comfyui_frees_one_device_or_all_of_them(
     gc.collect()
     assert not listed(), "what nobody uses is no model of ComfyUI's"
     run.end_workers()
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A model in the workers, as ComfyUI's memory management sees it."""
-
-    backend: Backend
-    spec: ModelSpec
-    devices: tuple[str, ...]
-
-    def bytes_on(self, device: torch.device) -> int:
-        return 1 << 20

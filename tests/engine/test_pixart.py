@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
+from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from torch import Tensor
 
-from parallel_backend.diffusion import DiffusionSettings, PromptSpec
+from parallel_backend.diffusion import DiffusionSettings
 from parallel_backend.plan import ResolvedPlan
-from tests.engine.conftest import TOLERANCE, Runner, relative_error
+from tests.engine.conftest import TOLERANCE, Runner, prompt_specs
+from tests.support.latents import relative_error
 from tests.support.plans import cpu_plan
 from tests.support.programs import NoiseSampling, encoded_program
 from tests.support.selection import thorough
 from tests.support.tiny.formats import FORMS, as_stored, save_as
 from tests.support.tiny.models import draw
-from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
+from tests.support.tiny.pixart import TEXT_WIDTH, denoised_by_diffusers, pixart, save_pixart
 
 STEPS = 4
 CFG = 4.5
@@ -68,37 +69,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str], Pa
     }
 
 
-@pytest.fixture(scope="session")
-def original() -> Callable[[Picture], Tensor]:
-    """Return a function that runs a job with diffusers' pipeline."""
+@functools.cache
+def original(job: Picture) -> Tensor:
+    """Return the latent of a job by diffusers' pipeline."""
+    transformer = as_stored(pixart(micro_conditions=job.micro_conditions), job.form)
+    return denoised_by_diffusers(transformer, job.scheduler(), job.noise, job.prompts, STEPS, CFG)
 
-    @functools.cache
-    def make(job: Picture) -> Tensor:
-        transformer = as_stored(pixart(micro_conditions=job.micro_conditions), job.form)
-        pipeline = PixArtAlphaPipeline(None, None, None, transformer, job.scheduler())
-        pipeline.set_progress_bar_config(disable=True)
-        (text, mask), (negative, negative_mask) = job.prompts
-        result: Tensor = pipeline(
-            negative_prompt=None,
-            prompt_embeds=text,
-            prompt_attention_mask=mask,
-            negative_prompt_embeds=negative,
-            negative_prompt_attention_mask=negative_mask,
-            height=8 * job.height,
-            width=8 * job.width,
-            num_inference_steps=STEPS,
-            guidance_scale=CFG,
-            latents=job.noise,
-            output_type="latent",
-            use_resolution_binning=False,
-        ).images
-        return result
 
-    return make
+Ours = Callable[[Picture, ResolvedPlan], Tensor]
 
 
 @pytest.fixture(scope="session")
-def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture, ResolvedPlan], Tensor]:
+def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Ours:
     """Return a function that runs a job on the workers."""
 
     def make(job: Picture, plan: ResolvedPlan) -> Tensor:
@@ -116,38 +98,28 @@ def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture,
             if job.micro_conditions:
                 given["c_size"] = torch.tensor([[8.0 * job.height, 8.0 * job.width]])
                 given["c_ar"] = torch.tensor([[job.height / job.width]])
-            tensors |= {f"prompt.{side}.{name}": tensor for name, tensor in given.items()}
-            sides[side] = [PromptSpec({name: f"prompt.{side}.{name}" for name in given})]
-        return run.sample(
-            "pixart",
-            files[job.micro_conditions, job.form],
-            tensors,
-            plan,
-            sampling=DiffusionSettings("eps"),
-            cfg=CFG,
-            **sides,
-        )
+            sides[side] = prompt_specs(side, [given], tensors)
+        file = files[job.micro_conditions, job.form]
+        return run.sample("pixart", file, tensors, plan, sampling=DiffusionSettings("eps"), cfg=CFG, **sides)
 
     return make
 
 
-Original = Callable[[Picture], Tensor]
-Ours = Callable[[Picture, ResolvedPlan], Tensor]
-
-PLANS = [
-    cpu_plan(),
-    cpu_plan(cfg=2),
-    cpu_plan(pipefusion=2, warmup_steps=STEPS),
-    cpu_plan(ulysses=2),
-    cpu_plan(ring=2),
-    cpu_plan(ulysses=2, weights="sharded"),
-    cpu_plan(ulysses=3),
-    cpu_plan(cfg=2, pipefusion=2, ulysses=2, warmup_steps=STEPS),
-    cpu_plan(cfg=2, pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
-    cpu_plan(pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
-]
-
-
+PLANS = {
+    plan.describe().split(": ")[-1]: plan
+    for plan in (
+        cpu_plan(),
+        cpu_plan(cfg=2),
+        cpu_plan(pipefusion=2, warmup_steps=STEPS),
+        cpu_plan(ulysses=2),
+        cpu_plan(ring=2),
+        cpu_plan(ulysses=2, weights="sharded"),
+        cpu_plan(ulysses=3),
+        cpu_plan(cfg=2, pipefusion=2, ulysses=2, warmup_steps=STEPS),
+        cpu_plan(cfg=2, pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
+        cpu_plan(pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
+    )
+}
 QUICK = ("1 worker", "ulysses 3", "pipefusion 2 x ring 2")
 """Plans of the quick run. The other tests have Ulysses, sharded weights, and both prompts apart in stages."""
 
@@ -155,44 +127,34 @@ QUICK = ("1 worker", "ulysses 3", "pipefusion 2 x ring 2")
 @pytest.mark.exactness
 @pytest.mark.parametrize(
     "plan",
-    [
-        pytest.param(
-            plan,
-            id=plan.describe().split(": ")[-1],
-            marks=[thorough] * (not plan.describe().split(": ")[-1].startswith(QUICK)),
-        )
-        for plan in PLANS
-    ],
+    [pytest.param(plan, id=name, marks=[thorough] * (not name.startswith(QUICK))) for name, plan in PLANS.items()],
 )
-def test_plans_equal_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+def test_plans_equal_diffusers(ours: Ours, plan: ResolvedPlan) -> None:
     jobs = Picture(), Picture(text=(9, 1))
     for job in jobs:
         assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
     assert relative_error(*map(original, jobs)) > 1e-3, "the text mask matters"
 
 
-@pytest.mark.parametrize("plan", [cpu_plan(ulysses=2, weights="sharded")])
-@pytest.mark.parametrize("form", FORMS)
-def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: str, plan: ResolvedPlan) -> None:
-    job = Picture(form=form)
-    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
-    assert relative_error(original(job), original(Picture())) > TOLERANCE, "the form matters"
-
-
 @pytest.mark.exactness
-@pytest.mark.parametrize("workers", [2])
-def test_other_samplers_files_and_sizes_equal_diffusers(original: Original, ours: Ours, workers: int) -> None:
-    jobs = [
-        Picture(sampler="euler"),
-        Picture(micro_conditions=False),
-        Picture(height=2, width=14, tokens=3, text=(3, 3)),
-    ]
-    for job in jobs:
-        assert relative_error(ours(job, cpu_plan(ulysses=workers)), original(job)) <= TOLERANCE
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        *((Picture(form=form), cpu_plan(ulysses=2, weights="sharded")) for form in FORMS),
+        (Picture(sampler="euler"), cpu_plan(ulysses=2)),
+        (Picture(micro_conditions=False), cpu_plan(ulysses=2)),
+        (Picture(height=2, width=14, tokens=3, text=(3, 3)), cpu_plan(ulysses=2)),
+    ],
+    ids=[*FORMS, "euler", "without micro-conditions", "a flat picture"],
+)
+def test_other_samplers_files_and_sizes_equal_diffusers(ours: Ours, job: Picture, plan: ResolvedPlan) -> None:
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+    if job.form:
+        assert relative_error(original(job), original(Picture())) > TOLERANCE, "the form matters"
 
 
 @pytest.mark.parametrize("workers", [4])
-def test_pipefusions_result_depends_only_on_patches_and_warm_up(original: Original, ours: Ours, workers: int) -> None:
+def test_pipefusions_result_depends_only_on_patches_and_warm_up(ours: Ours, workers: int) -> None:
     job = Picture()
     reference = ours(job, cpu_plan(pipefusion=2, ulysses=2, patches=3))
     assert relative_error(ours(job, cpu_plan(cfg=2, pipefusion=2, patches=3)), reference) <= TOLERANCE

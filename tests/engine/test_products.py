@@ -13,13 +13,12 @@ import torch
 from parallel_backend.denoise.program import ModelEvaluation, Program, encoded
 from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
-from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, sigmas
+from tests.support.latents import relative_error
 from tests.support.plans import cpu_plan
-from tests.support.selection import product, thorough
+from tests.support.selection import thorough
 
 STEPS = 3
-BLOCKS = 3
-SPRITES = Path(__file__).resolve().parents[2] / "workflows" / "sprites"
 
 
 def job_of(models: dict[int, Path], heads: int, **settings: object) -> Job:
@@ -32,58 +31,42 @@ def heads_for(plan: ResolvedPlan) -> int:
     return 2 if plan.ulysses <= 2 and len({*plan.shares}) == 1 else 4
 
 
-def products(workers: int, heads: int, blocks: int = BLOCKS, **requested_plan: object) -> list[ResolvedPlan]:
+def products(workers: int, heads: int, **requested_plan: object) -> list[ResolvedPlan]:
     """Return all factorisations of a number of workers over cfg, pipefusion, ring and ulysses."""
     plan = ParallelPlan(devices=f"cpu:{workers}", pipefusion=0, **requested_plan)  # type: ignore[arg-type]
-    return candidates(plan, 0, ModelLimits(heads, 128, blocks), Workload(batch=1, has_uncond=True, token_rows=8))
+    return candidates(plan, 0, ModelLimits(heads, 128, blocks=3), Workload(batch=1, has_uncond=True, token_rows=8))
 
 
-def ids(plans: list[ResolvedPlan]) -> list[str]:
-    return [plan.describe().split(": ")[-1] for plan in plans]
+def name_of(plan: ResolvedPlan) -> str:
+    """Return the plan in words, without its devices."""
+    return plan.describe().split(": ")[-1]
 
 
-WORKERS = (2, 3, 4, 6, 8)
+def _is_quick(workers: int, heads: int, plan: ResolvedPlan) -> bool:
+    """Return True for uneven heads, where a plan allows them, on three and four workers, without stages of two blocks.
 
-
-def _marks(workers: int, heads: int, plan: ResolvedPlan) -> list[pytest.MarkDecorator]:
-    """Mark cases for `--all`. The quick run has uneven heads, where a plan allows them, on three and four workers.
-
-    The quick run has eight workers in test_pipefusion_follows_its_rule_exactly. It has two workers, and four heads, in
-    test_pipefusions_result_depends_only_on_patches_and_warm_up.
+    The quick run has such stages, and eight workers, in test_pipefusion_follows_its_rule_exactly. It has two workers, and four
+    heads, in test_pipefusions_result_depends_only_on_patches_and_warm_up.
     """
-    quick = (heads == 3 or plan.ulysses > 3) and 2 < workers <= 4
-    return [] if quick else [thorough]
-
-
-EXACT = [(w, h, plan) for w in WORKERS for h in (3, 4) for plan in products(w, h, warmup_steps=STEPS)]
+    return (heads == 3 or plan.ulysses > 3) and 2 < workers <= 4 and plan.pipefusion != 2
 
 
 @pytest.mark.parametrize(
-    ("workers", "heads", "plan"),
-    [pytest.param(w, h, p, marks=_marks(w, h, p), id=f"{w} workers, {h} heads, {p.degrees}") for w, h, p in EXACT],
+    ("heads", "plan"),
+    [
+        pytest.param(
+            heads, plan, marks=[thorough] * (not _is_quick(workers, heads, plan)), id=f"{heads} heads, {plan.degrees}"
+        )
+        for workers in (2, 3, 4, 6, 8)
+        for heads in (3, 4)
+        for plan in products(workers, heads, warmup_steps=STEPS)
+    ],
 )
 def test_every_product_is_exact_when_warm_up_covers_all_steps(
-    run: Runner, models: dict[int, Path], simulated: Simulated, workers: int, heads: int, plan: ResolvedPlan
+    run: Runner, models: dict[int, Path], simulated: Simulated, heads: int, plan: ResolvedPlan
 ) -> None:
     job = dataclasses.replace(job_of(models, heads), sigmas=sigmas(2))
     assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE
-
-
-@thorough
-@pytest.mark.parametrize("workers", WORKERS)
-def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Simulated, workers: int) -> None:
-    captions = (SPRITES / "red-circle-on-white.safetensors", SPRITES / "empty.safetensors")
-    job = Job(SPRITES / "sprites-flux-schnell.safetensors", sigmas(2), height=15, width=16, captions=captions)
-    for plan in products(workers, heads=2, blocks=6, warmup_steps=2):
-        assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
-
-
-@thorough  # engine/test_pixart has sharded weights against diffusers, and engine/test_costs has their bytes
-@pytest.mark.parametrize("workers", [2, 3])
-def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
-    job = job_of(models, 4)
-    for plan in products(workers, 4, weights="sharded"):
-        assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
 @pytest.mark.parametrize("sampler", [pytest.param("euler", marks=thorough), "dpmpp_2m_sde"])
@@ -109,8 +92,8 @@ PIPED = [
 
 
 SAMPLERS = ("euler", "heun", "dpmpp_2m_sde")
-COVERED = (1, 6)
-"""Places of plans whose axes and numbers of patches other plans of the list have too."""
+COVERED = (1, 3, 4, 6)
+"""Places of plans whose axes other plans of the list have, or the quick run's in test_references_go_with_the_first_patch."""
 
 
 @pytest.mark.parametrize(
@@ -119,10 +102,10 @@ COVERED = (1, 6)
         pytest.param(
             plan,
             sampler,
-            id=f"{name}-{sampler}",
+            id=f"{name_of(plan)}-{sampler}",
             marks=[thorough] * (place in COVERED or sampler != SAMPLERS[place % len(SAMPLERS)]),
         )
-        for place, (name, plan) in enumerate(zip(ids(PIPED), PIPED, strict=True))
+        for place, plan in enumerate(PIPED)
         for sampler in SAMPLERS
     ],
 )
@@ -143,61 +126,43 @@ def test_pipefusion_follows_its_rule_exactly(
         pytest.param(cpu_plan(pipefusion=2, ulysses=2, patches=2), marks=thorough),
         PIPED[3],
     ],
-    ids=lambda plan: plan.describe().split(": ")[-1],
+    ids=name_of,
 )
 def test_references_go_with_the_first_patch(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan
 ) -> None:
     job = job_of(models, 2, references=((6, 10), (7, 5)))
     result = run(job, plan)
-    error = relative_error(result, simulated(job, plan.patches, plan.warmup_steps))
-    print(f"off by {error:.1e}")
-    assert error <= TOLERANCE
+    assert relative_error(result, simulated(job, plan.patches, plan.warmup_steps)) <= TOLERANCE
     assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # the patches are stale
     assert relative_error(result, simulated(job_of(models, 2), plan.patches)) > 10 * TOLERANCE
 
 
 DETERMINED = [(patches, warmup) for patches in (2, 3, 4, 7) for warmup in (1, 2)]
-OF_2, OF_4_8 = (
-    {f"{plan.world_size} workers, {plan.degrees}": plan for workers in sizes for plan in products(workers, 4)}
-    for sizes in ((2,), (4, 8))
+ALONE, OF_2, OF_4, OF_8 = (
+    {f"{workers} workers, {plan.degrees}": plan for plan in products(workers, 4)} for workers in (1, 2, 4, 8)
 )
-ALONE = {"1 worker": cpu_plan()}
-
-
-def check_determined(
-    run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
-) -> None:
-    """Assert that a plan's result with these patches and warm-up steps is that of PipeFusion's rule."""
-    job, (patches, warmup) = job_of(models, heads_for(plan)), determined
-    result = run(job, msgspec.structs.replace(plan, patches=patches, warmup_steps=warmup))
-    assert relative_error(result, simulated(job, patches, warmup)) <= TOLERANCE
-
-
 QUICK_DETERMINED = dict(zip([*ALONE, *OF_2], [(2, 1), (2, 2), (3, 1), (4, 1), (7, 1)], strict=True))
-"""Numbers of patches and warm-up steps that the quick run has under each plan."""
+"""Numbers of patches and warm-up steps that the quick run has under each plan.
+
+The quick run has products of four and eight ranks in test_pipefusion_follows_its_rule_exactly.
+"""
 
 
 @pytest.mark.parametrize(
     ("plan", "determined"),
     [
-        pytest.param(plan, each, id=f"{name}-{each}", marks=[thorough] * (each != QUICK_DETERMINED[name]))
-        for name, plan in (ALONE | OF_2).items()
+        pytest.param(plan, each, id=f"{name}-{each}", marks=[thorough] * (each != QUICK_DETERMINED.get(name)))
+        for name, plan in (ALONE | OF_2 | OF_4 | OF_8).items()
         for each in DETERMINED
     ],
 )
 def test_pipefusions_result_depends_only_on_patches_and_warm_up(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
-    check_determined(run, models, simulated, plan, determined)
-
-
-@thorough  # the quick run has products of four and eight ranks in test_pipefusion_follows_its_rule_exactly
-@product(plan=OF_4_8, determined=DETERMINED)
-def test_pipefusions_result_on_four_and_eight_ranks_depends_only_on_patches_and_warm_up(
-    run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
-) -> None:
-    check_determined(run, models, simulated, plan, determined)
+    job, (patches, warmup) = job_of(models, heads_for(plan)), determined
+    result = run(job, msgspec.structs.replace(plan, patches=patches, warmup_steps=warmup))
+    assert relative_error(result, simulated(job, patches, warmup)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -205,7 +170,7 @@ def test_pipefusions_result_on_four_and_eight_ranks_depends_only_on_patches_and_
     [
         # Equal bits without patches are also in engine/test_streamed, under Ulysses.
         pytest.param(plan, id=name, marks=[thorough] * (plan.degrees != "pipefusion 2"))
-        for name, plan in (OF_2 | OF_4_8).items()
+        for name, plan in (OF_2 | OF_4 | OF_8).items()
     ],
 )
 def test_the_same_job_gives_the_same_bits(run: Runner, models: dict[int, Path], plan: ResolvedPlan) -> None:

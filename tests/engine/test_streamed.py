@@ -12,12 +12,13 @@ import torch
 from parallel_backend.mesh_axes import PLAN_AXES
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, sigmas
+from tests.support.latents import relative_error
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_flux
 
-STEPS, BLOCKS = 3, 8
+STEPS, BLOCKS = 2, 8
 PLANS = [
     # test_blocks_are_copied_once_if_all_fit_on_the_device streams under this plan
     pytest.param(cpu_plan(ulysses=2, blocks=BLOCKS), marks=thorough),

@@ -25,8 +25,9 @@ from tests.support.graphs.comfyui import (
 from tests.support.graphs.derived import FOUND, PATIENCE, own_cache
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_checks import assert_equal_run, assert_matters_and_stock
+from tests.support.graphs.family_tests import save_lora_of
 from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, queue_logged
-from tests.support.graphs.loras import save_lora, with_lora
+from tests.support.graphs.loras import with_lora
 from tests.support.latents import relative_error, saved_latent
 from tests.support.page import browser
 from tests.support.selection import thorough
@@ -35,7 +36,6 @@ from tests.support.tiny.comfyui import TINY
 pytestmark = thorough
 
 NAME = "causal_wan"
-LAYER = "diffusion_model.blocks.1.self_attn.q"
 
 
 def of_file(file: str, graph: Graph | None = None) -> Graph:
@@ -63,12 +63,12 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     save_forms(models / "diffusion_models", NAME)
     tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
     save_checkpoint(models / "checkpoints" / f"{NAME}.safetensors", tensors, TINY[NAME].metadata or {})
-    save_lora(models / "loras" / f"{NAME}-lora.safetensors", (LAYER,), tensors)
+    save_lora_of(server, NAME, ("blocks.1.self_attn.q",))
     with server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def derived(comfyui: ComfyUI) -> str:
     """Queue a graph that runs without a declaration, wait until the class has one, and return what was proved, in words.
 
@@ -109,7 +109,6 @@ def test_a_derived_class_gives_the_stock_result_under_every_split(
     assert "deriving" not in log
 
 
-@pytest.mark.usefixtures("derived")
 def test_a_derived_class_with_a_lora_and_a_batch_gives_the_stock_result(latent_of: LatentOf) -> None:
     plain = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-batch.latent")}
     graph = with_lora(plain, NAME, 0.8)
@@ -130,7 +129,6 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize(("form", "split"), QUANTISED)
 def test_a_derived_class_with_a_quantised_file_gives_the_stock_result(
@@ -144,7 +142,6 @@ def test_a_derived_class_with_a_quantised_file_gives_the_stock_result(
     assert "deriving" not in log
 
 
-@pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("split", ["ulysses 2", "ring 2, sharded", "pipefusion 2"])
 def test_a_derived_class_in_a_checkpoint_gives_the_stock_result(
@@ -172,7 +169,6 @@ def test_the_blocks_of_a_derived_class_are_compiled(
     assert "not compiled" not in log
 
 
-@pytest.mark.usefixtures("derived")
 def test_the_tab_lists_derived_classes(chromium: Browser, comfyui: ComfyUI) -> None:
     with browser.opened(chromium, comfyui) as page:
         page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
@@ -182,7 +178,6 @@ def test_the_tab_lists_derived_classes(chromium: Browser, comfyui: ComfyUI) -> N
         expect(section).to_contain_text("New models")
 
 
-@pytest.mark.usefixtures("derived")
 def test_another_kind_of_call_waits_for_its_own_derivation(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The known declaration was proved for several frames. A plan that divides the tokens of one frame waits for a new proof."""
     graph = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-frame.latent")}
@@ -190,7 +185,6 @@ def test_another_kind_of_call_waits_for_its_own_derivation(comfyui: ComfyUI, lat
     assert FOUND.search(log)
 
 
-@pytest.mark.usefixtures("derived")
 def test_options_that_need_a_written_declaration_are_refused(comfyui: ComfyUI) -> None:
     graph = graph_of(NAME, steps=2)
     scales = {**dict.fromkeys(("scale_x", "scale_y", "scale_t"), 1.5)}

@@ -9,7 +9,6 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import (
     FLUX1,
-    PLANS,
     TOKENS,
     TOLERANCE,
     LatentOf,
@@ -24,7 +23,7 @@ from tests.support.graphs.family_checks import (
     assert_stale_patches_depend_on_patches_and_warmup_alone,
     assert_stock,
 )
-from tests.support.graphs.flux import Graph, insert_after_model, node, step_by_step
+from tests.support.graphs.flux import insert_after_model, node, step_by_step
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_conditioning
@@ -39,41 +38,31 @@ def _files(comfyui: ComfyUI) -> None:
         save_conditioning(comfyui.input_dir / f"{FLUX1}-{side}.safetensors", tokens)
     save_latent(comfyui, f"reference-{FLUX1}", 1, 16, 7, 5)
     save_latent(comfyui, "reference-flux2", 1, 128, 3, 4)
-    save_latent(comfyui, "picture", 1, 128, 5, 7)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        FLUX1,
-        "wan",
-        # in the quick run a reference runs FLUX.2 under the automatic plan
-        pytest.param("flux2", marks=thorough),
-        # in the quick run test_video_inputs has control videos
-        pytest.param("vace", marks=thorough),
-    ],
-)
-def test_the_automatic_plan_gives_the_stock_result(name: str, latent_of: LatentOf) -> None:
-    assert_stock(latent_of, graph_of(name, steps=2))
+SPLITS: list[tuple[str, dict[str, Any]]] = [
+    (FLUX1, {"devices": "cpu:3", "ring": 3}),
+    (FLUX1, STAGES),
+    (FLUX1, {"devices": "cpu:2", "weights": "sharded"}),
+    # in the quick run a reference runs FLUX.2 under the automatic plan
+    ("flux2", {}),
+    ("flux2", {"devices": "cpu:4", "cfg": 2, "ulysses": 2}),
+    # in the quick run models/test_sequence_parallel has FLUX.2 in stages of two ranks
+    ("flux2", STAGES),
+    ("flux2", STAGES | {"devices": "cpu:4", "ulysses": 2}),
+    # in the quick run a batch runs Wan under the automatic plan
+    ("wan", {}),
+    # in the quick run models/test_sequence_parallel has Wan in a ring, and test_every_sampler one with sharded weights
+    ("wan", {"devices": "cpu:3", "ring": 3, "weights": "sharded"}),
+    # in the quick run test_video_inputs has control videos, models/test_sequence_parallel VACE in patches, and
+    # test_every_sampler Wan in stages
+    ("vace", {}),
+    ("vace", STAGES),
+]
+"""Models and their plans; without settings, the plan is automatic."""
 
 
-@pytest.mark.parametrize(
-    ("name", "plan"),
-    [
-        pytest.param(FLUX1, {"devices": "cpu:3", "ring": 3}, marks=thorough),
-        pytest.param(FLUX1, STAGES, marks=thorough),
-        pytest.param(FLUX1, {"devices": "cpu:2", "weights": "sharded"}, marks=thorough),
-        # the quick run has cfg 2 in the automatic plan, and ulysses 2 in the next case
-        pytest.param("flux2", {"devices": "cpu:4", "cfg": 2, "ulysses": 2}, marks=thorough),
-        # in the quick run models/test_sequence_parallel has FLUX.2 in stages of two ranks
-        pytest.param("flux2", STAGES | {"devices": "cpu:4", "ulysses": 2}, marks=thorough),
-        ("flux2", STAGES),
-        # in the quick run models/test_sequence_parallel has Wan in a ring, and test_every_sampler one with sharded weights
-        pytest.param("wan", {"devices": "cpu:3", "ring": 3, "weights": "sharded"}, marks=thorough),
-        # in the quick run models/test_sequence_parallel has VACE in patches, and test_every_sampler Wan in stages
-        pytest.param("vace", STAGES, marks=thorough),
-    ],
-)
+@pytest.mark.parametrize(("name", "plan"), [(FLUX1, {}), *(pytest.param(*case, marks=thorough) for case in SPLITS)])
 def test_every_kind_of_split_gives_the_stock_result(name: str, plan: dict[str, Any], latent_of: LatentOf) -> None:
     """Stages run one branch, and test_every_sampler has both."""
     one_branch = {"cfg": 1.0} if "pipefusion" in plan else {}
@@ -93,13 +82,6 @@ def test_references_give_the_stock_latent(name: str, latent_of: LatentOf) -> Non
     assert relative_error(one_at_a_time, latent_of(graph)) <= TOLERANCE
 
 
-@thorough  # in the quick run test_flux_parity denoises a latent with a picture, in the job sde-mask-batch-2
-@pytest.mark.parametrize("plan", PLANS)
-def test_image_to_image_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    graph = graph_of("flux2", denoise=0.5) | {"latent": node("LoadLatent", latent="picture.latent")}
-    assert_stock(latent_of, graph, **plan)
-
-
 def test_a_shift_of_the_schedule_and_a_batch_give_the_stock_result(latent_of: LatentOf) -> None:
     """Stock nodes shift the schedule and make the batch."""
     graph = insert_after_model(graph_of("wan", steps=2), "ModelSamplingSD3", shift=8.0)
@@ -107,18 +89,8 @@ def test_a_shift_of_the_schedule_and_a_batch_give_the_stock_result(latent_of: La
     assert_stock(latent_of, graph)
 
 
-FRAMES = {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=21, batch_size=1)}
-"""A latent whose patches are frames."""
-
-
 @thorough  # in the quick run engine/test_products has the rule, and models/test_sequence_parallel Wan and FLUX.2 in patches
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pytest.param(graph_of("wan", steps=4), id="wan, rows"),
-        pytest.param(graph_of("wan", steps=4) | FRAMES, id="wan, frames"),
-        pytest.param(with_reference(graph_of("flux2", steps=4), "reference-flux2"), id="flux2, a reference"),
-    ],
-)
-def test_stale_patches_depend_only_on_patches_and_warmup(graph: Graph, latent_of: LatentOf) -> None:
-    assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of, graph)
+def test_stale_patches_of_frames_depend_only_on_patches_and_warmup(latent_of: LatentOf) -> None:
+    """models/test_products has patches of rows."""
+    frames = {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=21, batch_size=1)}
+    assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of, graph_of("wan", steps=4) | frames)

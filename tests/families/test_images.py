@@ -1,7 +1,7 @@
 """Families of pictures through a real ComfyUI against its own loader: each split, a LoRA, references and other inputs.
 
-Anima, HunyuanImage 2.1, JoyImage, Kandinsky 5, Krea 2, Lens, LongCat-Image, Ovis and Stable Diffusion 3, and reduced families at
-their real width.
+Anima, HunyuanImage 2.1 and its refiner, JoyImage, Kandinsky 5, Krea 2, Lens, LongCat-Image, Ovis and Stable Diffusion 3, and
+reduced families at their real width.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import TOLERANCE, LatentOf, spread
+from tests.support.graphs.comfyui import EVERY_SPLIT, TOKENS, TOLERANCE, LatentOf, graph_of, spread
 from tests.support.graphs.comfyui_inputs import MATTERS, graph_with
-from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.family_tests import Families, Given, assert_same, job, save_with_prompts
-from tests.support.graphs.flux import insert_after_model
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
+from tests.support.graphs.family_tests import Families, Given, assert_same, job, save_with_loras, save_with_prompts
+from tests.support.graphs.flux import Graph, insert_after_model, node
+from tests.support.graphs.loras import with_lora
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.families.hunyuan import LAYERS
@@ -96,6 +97,24 @@ def test_easycache_has_no_effect_on_a_class_that_does_not_support_it(comfyui: Co
     graph = graph_with(comfyui, "sd3")
     cached = insert_after_model(graph, "EasyCache", **settings)
     assert relative_error(latent_of(spread(cached, strict=False)), latent_of(graph)) <= TOLERANCE
+
+
+def refining() -> Graph:
+    """Return a graph that refines a latent with HunyuanImage 2.1's second model."""
+    graph = graph_of("refiner")
+    sides = {side: [side, 0] for side in TOKENS}
+    graph["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
+    graph["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    return graph
+
+
+@thorough
+@pytest.mark.parametrize("split", EVERY_SPLIT)
+def test_hunyuan_images_refiner_gives_the_stock_latent(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    save_with_loras(comfyui, {"refiner": (*LAYERS[:1], "single_blocks.1.linear1", *LAYERS[3:])})
+    plain = refining()
+    assert_stock(latent_of, plain, **EVERY_SPLIT[split])
+    assert_matters_and_stock(latent_of, plain, with_lora(plain, "refiner", 0.8), **EVERY_SPLIT[split])
 
 
 @thorough

@@ -1,4 +1,7 @@
-"""MiniMax-H3 and LTX-2 through a real ComfyUI against its own loader: video with sound, packed in one latent, both compared."""
+"""MiniMax-H3 and LTX-2 through a real ComfyUI against its own loader: video with sound, packed in one latent, both compared.
+
+MiniMax-H3 also with its pruned file, its nodes and references.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
+from tests.support.graphs.combined import with_guider
 from tests.support.graphs.comfyui import (
     DIFFERENT,
     PLANS,
@@ -22,9 +26,9 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import save_lora_of
-from tests.support.graphs.flux import UNKNOWN_WRAPPER, insert_after, node, step_by_step
+from tests.support.graphs.flux import UNKNOWN_WRAPPER, insert_after, insert_after_model, node, step_by_step
 from tests.support.graphs.loras import with_lora
-from tests.support.graphs.sound import assert_same, sound_graph
+from tests.support.graphs.sound import SHOWN, assert_same, shown, sound_graph
 from tests.support.graphs.sound_tests import SOUND_PLANS, Stock
 from tests.support.latents import relative_error
 from tests.support.sampler_names import LOCAL
@@ -173,3 +177,56 @@ def test_latents_of_other_kinds_are_refused(name: str, latent: Any, said: str, c
     loaders = {key: graph_of(name)[key] for key in ("model", "positive", "negative")}
     graph |= {**loaders, "wan": graph_of("wan")["latent"], "latent": latent}
     assert said in refused(comfyui, spread(graph))
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+def test_the_pruned_files_curves_instead_of_a_time_embedder_give_the_stock_latents(
+    plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """Only the pruned file has these curves."""
+    save_families(comfyui, "minimax_curves")
+    graph = sound_graph("minimax_curves")
+    assert_same(comfyui, spread(graph, **plan), stock(graph))
+
+
+def test_the_sigma_shift_node_gives_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
+    """Only the model reads the node's values, to derive the sound's schedule from the video's."""
+    plain = sound_graph("minimax", steps=2)
+    graph = insert_after_model(plain, "MiniMaxH3SigmaShift", shift_video=9.0, shift_audio=5.0)
+    expected = stock(graph)
+    alike = insert_after_model(plain, "MiniMaxH3SigmaShift", shift_video=9.0, shift_audio=9.0)
+    assert relative_error(stock(alike)[1], expected[1]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **PLANS[0]), expected)
+
+
+@pytest.mark.parametrize(
+    ("what", "plan"),
+    [
+        pytest.param(what, plan, marks=[thorough] * ((what, plan) != ("references with sound", PLANS[0])))
+        for what in SHOWN
+        for plan in SOUND_PLANS
+    ],
+)
+def test_references_before_the_video_give_the_stock_latents(
+    what: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """A seed larger than any signed 64-bit number draws the noise that the model adds to pictures."""
+    graph = shown(what, seed=2**64 - 2)
+    expected = stock(graph)
+    assert relative_error(stock(sound_graph("minimax", steps=2, seed=2**64 - 2))[0], expected[0]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+@thorough
+@pytest.mark.parametrize("what", SHOWN)
+def test_references_one_model_call_at_a_time_give_the_stock_latents(what: str, comfyui: ComfyUI, stock: Stock) -> None:
+    graph = step_by_step(shown(what))
+    assert_same(comfyui, spread(graph, strict=False, **PLANS[0]), stock(graph), UNKNOWN_WRAPPER)
+
+
+def test_the_guider_and_sampler_of_comfyuis_template_give_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
+    """The graph has the nodes of ComfyUI's template of MiniMax-H3."""
+    guider = node("BasicGuider", model=["model", 0], conditioning=["positive", 0])
+    graph = with_guider(sound_graph("minimax", steps=2, sampler_name="res_multistep"), guider)
+    assert_same(comfyui, spread(graph, strict=False, **PLANS[0]), stock(graph))

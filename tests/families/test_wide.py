@@ -10,7 +10,7 @@ from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import LatentOf, save_latent, with_reference
 from tests.support.graphs.comfyui_inputs import MATTERS
 from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.flux import node, step_by_step
+from tests.support.graphs.flux import insert_after, step_by_step
 from tests.support.graphs.wide import save_wide_with_prompts, wide
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
@@ -61,12 +61,8 @@ def test_masked_text_one_model_call_at_a_time_gives_the_stock_latent(plan: dict[
 def test_two_references_without_noise_give_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     """The references of Qwen-Image-Edit 2511 have a timestep of zero."""
     graph = with_reference(with_reference(wide("wide_qwen"), "wide-first"), "wide-second")
-    method = node(
-        "FluxKontextMultiReferenceLatentMethod",
-        conditioning=graph["sampler"]["inputs"]["positive"],
-        reference_latents_method="index_timestep_zero",
-    )
-    sampler = node("KSampler", **graph["sampler"]["inputs"] | {"positive": ["method", 0]})
-    edited = graph | {"method": method, "sampler": sampler}
+    last = graph["sampler"]["inputs"]["positive"][0]
+    method = {"reference_latents_method": "index_timestep_zero"}
+    edited = insert_after(graph, last, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
     assert relative_error(latent_of(graph), latent_of(edited)) > MATTERS
     assert_stock(latent_of, edited, **plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import tempfile
@@ -112,20 +113,8 @@ class Case:
         return f"{self.kind} of rank {self.rank} of {self.workers} while {self.phase}"
 
 
-class Results(dict[int, Tensor]):
-    """Results by the number of workers. Each is computed when a test first needs it, since other workers take time to start."""
-
-    def __init__(self, compute: Callable[[int], Tensor]) -> None:
-        super().__init__()
-        self._compute = compute
-
-    def __missing__(self, workers: int) -> Tensor:
-        self[workers] = result = self._compute(workers)
-        return result
-
-
 class Bench:
-    """A backend in a folder of its own, and the expected result under each plan."""
+    """A backend in a folder of its own, and the expected latent and frames by the number of workers."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -140,9 +129,9 @@ class Bench:
         vae = folder / "vae.safetensors"
         save_comfy_vae(vae, "wan")
         self.vae = ModelSpec("comfyui vae", str(vae), 0, vae.stat().st_size, "float32")
-        self.right = Results(lambda workers: self.run(self.job, PLANS[workers]))
-        self.picture = Results(self.decode)
-        assert self.right[2].isfinite().all() and self.picture[2].isfinite().all()
+        self.right = functools.cache(lambda workers: self.run(self.job, PLANS[workers]))
+        self.picture = functools.cache(self.decode)
+        assert self.right(2).isfinite().all() and self.picture(2).isfinite().all()
         self._shared_memory = set(os.listdir("/dev/shm"))
 
     def close(self) -> None:
@@ -192,13 +181,13 @@ class Bench:
     def assert_result(self, case: Case, is_cancelled: Callable[[], bool]) -> None:
         """Run the case's denoise or decode. Its result, if there is one, equals the earlier one."""
         if case.phase == "decoding":
-            assert torch.equal(self.decode(case.workers, is_cancelled), self.picture[case.workers])
+            assert torch.equal(self.decode(case.workers, is_cancelled), self.picture(case.workers))
         else:
-            assert torch.equal(self.run(self.job, case.plan, is_cancelled=is_cancelled), self.right[case.workers])
+            assert torch.equal(self.run(self.job, case.plan, is_cancelled=is_cancelled), self.right(case.workers))
 
     def prepare(self, case: Case) -> None:
         """Arm a fault for workers that have the model, or for workers that are still to start."""
-        assert self.right[case.workers].isfinite().all() and self.picture[case.workers].isfinite().all()
+        assert self.right(case.workers).isfinite().all() and self.picture(case.workers).isfinite().all()
         if case.fresh:
             self.end_workers()
         else:
@@ -230,7 +219,7 @@ class Bench:
 
     def assert_right(self, workers: int) -> None:
         """Assert that an ordinary run gives the same latent as before."""
-        assert torch.equal(self.run(self.job, PLANS[workers]), self.right[workers])
+        assert torch.equal(self.run(self.job, PLANS[workers]), self.right(workers))
 
     def assert_recovered(self, workers: int, others: int = 0) -> None:
         """Assert that nothing is left of a failed run, and that the next run is right."""

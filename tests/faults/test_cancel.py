@@ -12,12 +12,6 @@ from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, 
 from tests.support.selection import thorough
 
 PATIENCE = 3
-QUICK = {("loading the model", 2)}
-"""Cases of the quick run.
-
-It has workers that join in host/test_injected_faults, sampling in host/test_faults, and decoding in features/test_vae.
-"""
-
 QUICK_DEATHS = {("joining the other workers", "kill"), ("sampling, first step", "term")}
 """Cases of the quick run, which has each kind of death in test_deaths."""
 
@@ -34,10 +28,11 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
     return is_cancelled
 
 
+# the quick run joins workers in host/test_injected_faults, samples in host/test_faults, and decodes in features/test_vae
 @pytest.mark.parametrize(
     ("phase", "workers"),
     [
-        pytest.param(phase, workers, marks=[thorough] * ((phase, workers) not in QUICK))
+        pytest.param(phase, workers, marks=[thorough] * ((phase, workers) != ("loading the model", 2)))
         for phase in PHASES
         for workers in PLANS
     ],

@@ -20,12 +20,12 @@ import torch
 from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend, Deadlines
 from parallel_backend.host.workers.processes import ForkServer, ForkServerStuck
+from scripts.comfyui import REPO
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 
-REPO = Path(__file__).parents[2]
 RESULT = "the result"
 IMPORT_BOUND = 120
 """Seconds to a result if torch and diffusers are first imported again."""
@@ -37,6 +37,7 @@ from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.faults.bench import PLANS
+from tests.support.plans import cpu_plan
 
 def main(file, where):
     tempfile.gettempdir()
@@ -99,9 +100,9 @@ def test_a_full_disk_is_one_error_and_the_next_run_is_right(bench, tmp_path):
 
 
 @thorough  # the test imports torch again
-def test_a_full_shared_memory_does_not_disturb_sampling(bench, tmp_path):
-    """Sampling uses no files in /dev/shm."""
-    again = "assert (run(job, PLANS[2]) == first).all()"
+def test_a_full_shared_memory_does_not_disturb_loading_or_sampling(bench, tmp_path):
+    """New workers load the model and sample without files in /dev/shm."""
+    again = "assert (run(job, PLANS[2]) == first).all() and run(job, cpu_plan(pipefusion=2)).isfinite().all()"
     _, seconds = on_a_small_disk(bench, "/dev/shm", str(tmp_path), again)
     bench.held("a full /dev/shm", RESULT, seconds, BOUND)
 
@@ -173,9 +174,9 @@ def test_two_backends_do_not_disturb_each_other(bench, other):
         thread.start()
         bench.assert_right(2)
         thread.join()
-        assert torch.equal(results[0], bench.right[2])
+        assert torch.equal(results[0], bench.right(2))
         bench.assert_dies(Case(2, 0, "sampling, first step", "kill"), others=2)
-        assert torch.equal(other(bench.job, PLANS[2]), bench.right[2])
+        assert torch.equal(other(bench.job, PLANS[2]), bench.right(2))
     finally:
         other.end_workers()
     bench.assert_right(2)

@@ -120,7 +120,7 @@ def test_a_paused_host_blames_no_worker(bench):
             paused.append(time.monotonic())
             subprocess.Popen(["sh", "-c", 'sleep 0.2; kill -STOP "$0"; sleep 4; kill -CONT "$0"', str(os.getpid())])
 
-    assert torch.equal(bench.run(bench.job, case.plan, on_step=pause), bench.right[2])
+    assert torch.equal(bench.run(bench.job, case.plan, on_step=pause), bench.right(2))
     seconds = time.monotonic() - paused[0]
     assert seconds > 4
     bench.held("the host is paused for 4 s (patience 2 s)", "the result", seconds, 4 + BOUND)

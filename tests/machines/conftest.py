@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -38,17 +36,6 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(secret))
         yield stack.enter_context(machines)
-
-
-@pytest.fixture(scope="session")
-def oldest() -> str:
-    """Provide a folder with the oldest supported diffusers, for PYTHONPATH."""
-    folder = os.environ.get("OLDEST_DIFFUSERS", "")
-    if not Path(folder, "diffusers").is_dir():
-        pytest.skip(
-            "the oldest supported diffusers was not tested: scripts/test.sh installs it and sets OLDEST_DIFFUSERS"
-        )
-    return folder
 
 
 def wait_for(machines: Machines) -> None:

@@ -17,9 +17,8 @@ from pathlib import Path
 import psutil
 
 from parallel_backend.wire.address import SCHEME, Address
-from scripts.comfyui import free_port
+from scripts.comfyui import REPO, free_port
 
-REPO = Path(__file__).parents[2]
 HOST = "10.87.0.1"
 """Machine a's address on the cable between the machines. This machine reaches it over a separate cable to machine a."""
 

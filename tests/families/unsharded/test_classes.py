@@ -134,26 +134,23 @@ def test_a_class_that_swaps_the_halves_of_a_batch_is_not_divided(comfyui: ComfyU
     assert_stock(latent_of, graph, strict=False, **SPLITS["one worker"])
 
 
-def test_stable_diffusion_of_the_real_width_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """The model has all its blocks, in fp8 weights that compute in fp32."""
-    save_with_prompts(comfyui, "wide_sd15")
-    graph = graph_of("wide_sd15", steps=2)
-    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    assert_stock(latent_of, graph, cfg=2)
+def test_stable_diffusion_of_the_real_width_and_a_t2i_adapter_give_the_stock_result(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """The model has all its blocks, in fp8 weights that compute in fp32.
 
-
-def test_a_t2i_adapter_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """The adapter's output is added to the inputs of the model's blocks, for both branches of a step."""
+    The adapter's output is added to the inputs of the model's blocks, for both branches of a step.
+    """
     save_with_prompts(comfyui, "wide_sd15")
     save_t2i_adapter(comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
     plain = graph_of("wide_sd15", steps=1)
     plain["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    plain |= {
+    assert_stock(latent_of, plain, cfg=2)
+    control = {
         "net": node("ControlNetLoader", control_net_name="t2i.safetensors"),
         "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
     }
-    graph = controlled(plain, strength=0.7)
-    assert_matters_and_stock(latent_of, plain, graph, strict=False, cfg=2)
+    assert_matters_and_stock(latent_of, plain, controlled(plain | control, strength=0.7), strict=False, cfg=2)
 
 
 @pytest.mark.parametrize("form", ["fp8", "int8_convrot"])  # ComfyUI's own loader fails on a UNet in nvfp4

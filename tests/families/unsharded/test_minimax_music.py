@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.support.comfy_oracle import comfy_on_path
@@ -19,8 +19,9 @@ from tests.support.comfyuis import only_in_newer
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, LatentOf, graph_of, save_latent, spread
 from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
+from tests.support.graphs.family_tests import save_lora_of
 from tests.support.graphs.flux import Graph, insert_after, node
-from tests.support.graphs.loras import save_lora, with_lora
+from tests.support.graphs.loras import with_lora
 from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
@@ -118,9 +119,7 @@ def test_every_split_gives_the_stock_result(
 
 
 def test_a_lora_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    models = comfyui.base_dir / "models"
-    tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
-    save_lora(models / "loras" / f"{NAME}-lora.safetensors", (f"diffusion_model.{LAYER}",), tensors)
+    save_lora_of(comfyui, NAME, (LAYER,))
     plain = song(FRAMES["of one length"])
     graph = with_lora(plain, NAME, 0.8)
     assert_matters_and_stock(latent_of, plain, graph, strict=False, cfg=2)

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
+from tests.derive.files import save_checkpoint
 from tests.refusals.unsharded import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
-from tests.support.graphs.family_tests import Layers, save_with_prompts
+from tests.support.graphs.family_tests import Layers, save_lora_of, save_with_prompts
 from tests.support.graphs.flux import Graph, controlled, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.graphs.unsharded import SIZE, SPLITS, batched
@@ -33,20 +34,9 @@ LAYERS: Layers = {
 }
 
 
+FLUX2 = "flux2-full.safetensors"
 SMALL = {"width": 32, "height": 24}
 """Pixels of a small picture: 4 x 3 in the latent, and 2 x 2 at the next scale."""
-
-CONTROL_BYTES = "276 kB"
-"""Bytes of a step: the tiny ControlNet's output for both branches, two tensors of 320 x 3 x 4 and three of 320 x 2 x 2 in fp32.
-
-A batch of two has twice these tensors, and two steps of heun have three calls.
-"""
-
-QUICK = ("sd15", "data 2")
-"""The model and the split that the quick run has with two LoRAs."""
-
-CHANGES = ("becomes free", "is taken")
-"""Changes of the free memory between the two passes of a step; the third case has both changes."""
 
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
@@ -58,19 +48,16 @@ CONTROL = {
 def _files(comfyui: ComfyUI) -> None:
     save(comfyui)
     save_with_prompts(comfyui, "sdxl")
+    save_families(comfyui, "flux2")
     models = comfyui.base_dir / "models"
     for name, layers in LAYERS.items():
+        save_lora_of(comfyui, name, layers)
         tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
-        names = tuple(f"diffusion_model.{layer}" for layer in layers)
-        save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
-        save_lora(models / "loras" / f"{name}-other-lora.safetensors", names[:1], tensors)
-    full = {
-        f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()
-    }  # SDXL's names in v-prediction checkpoints
+        save_lora(models / "loras" / f"{name}-other-lora.safetensors", (f"diffusion_model.{layers[0]}",), tensors)
+    full = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}  # of SDXL, in v-prediction
     vae = save_image_vae(models / "vae" / "whole.safetensors", name="sd")
-    (models / "checkpoints").mkdir(exist_ok=True)
-    save_file(full, models / "checkpoints" / "sdxl-alone.safetensors")
     full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
+    save_checkpoint(models / "checkpoints" / FLUX2, load_file(models / "diffusion_models" / "flux2.safetensors"), {})
     save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
     save_of_unet(models / "controlnet" / "sd15.safetensors")
 
@@ -88,7 +75,7 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        QUICK,
+        ("sd15", "data 2"),
         *(pytest.param(*case, marks=thorough) for case in product(LAYERS, ("cfg 2", "data 2, cfg 2"))),
     ],
 )
@@ -120,7 +107,9 @@ def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI, l
     assert relative_error(latent_of(plain), stock) > DIFFERENT
     counts = [log.count("the network of a ControlNet runs") for log in logs]
     assert counts == [6, 6]
-    assert COSTS.findall(logs[1]) == [("6", CONTROL_BYTES)]
+    # A step has the tiny ControlNet's output for both branches, two tensors of 320 x 3 x 4 and three of 320 x 2 x 2 in fp32.
+    # A batch of two has twice these tensors, and two steps of heun have three calls.
+    assert COSTS.findall(logs[1]) == [("6", "276 kB")]
     assert not any("Sending the ControlNet's output" in text.text for text in runs[1].texts)
 
 
@@ -207,7 +196,7 @@ def test_a_controlnet_with_texts_that_make_two_calls_gives_the_stock_result(late
 
 
 @thorough  # in the quick run test_other_packs changes the batches of the second pass, without a ControlNet
-@pytest.mark.parametrize("kind", ["another formula of memory", *(f"memory that {what}" for what in CHANGES)])
+@pytest.mark.parametrize("kind", ["another formula of memory", "memory that becomes free", "memory that is taken"])
 def test_a_controlnet_gives_the_stock_result_when_memory_changes_within_a_step(kind: str, latent_of: LatentOf) -> None:
     """The batches of ComfyUI's second pass of a step do not change the ControlNet's output."""
     graph = insert_after_model(batched(graph_of("sd15", steps=2), 1), "PackModel", kind=kind) | CONTROL
@@ -225,7 +214,7 @@ def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
 
 def test_a_checkpoint_keeps_its_prediction_type_and_its_vae(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The checkpoint has a mark of v-prediction, which Load Diffusion Model does not read, and a VAE."""
-    plain = batched(graph_of("sdxl", steps=2), 1, SMALL)
+    plain = batched(graph_of("sdxl", steps=1), 1, SMALL)
     graph = plain | {
         "model": node("CheckpointLoaderSimple", ckpt_name="sdxl-v.safetensors"),
         "pixels": node("VAEDecode", samples=["sampler", 0], vae=["model", 2]),
@@ -251,27 +240,20 @@ def test_use_all_gpus_accepts_the_loaders_of_unsharded_models(comfyui: ComfyUI) 
     assert judged == [{"swap": True, "why": ""}] * 2
 
 
-def test_a_checkpoint_of_a_sequence_parallel_model_gives_the_stock_result(
-    comfyui: ComfyUI, latent_of: LatentOf
-) -> None:
+def test_a_checkpoint_of_a_sequence_parallel_model_gives_the_stock_result(latent_of: LatentOf) -> None:
     """The checkpoint holds FLUX.2's diffusion model under a checkpoint's names, without a VAE."""
-    save_families(comfyui, "flux2")
-    models = comfyui.base_dir / "models"
-    tensors = load_file(models / "diffusion_models" / "flux2.safetensors")
-    full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
-    save_file(full, models / "checkpoints" / "flux2-full.safetensors")
-    graph = graph_of("flux2", steps=2) | {"model": node("CheckpointLoaderSimple", ckpt_name="flux2-full.safetensors")}
+    graph = graph_of("flux2", steps=2) | {"model": node("CheckpointLoaderSimple", ckpt_name=FLUX2)}
     ours = spread(graph, ulysses=2)
-    ours["model"] = node("LoadParallelCheckpoint", ckpt_name="flux2-full.safetensors", plan=["plan", 0])
+    ours["model"] = node("LoadParallelCheckpoint", ckpt_name=FLUX2, plan=["plan", 0])
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
 PARTS: Mapping[str, Graph] = {
-    "sdxl-v": {  # has no text encoder
+    "sdxl-v.safetensors": {  # has no text encoder
         "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
         "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
     },
-    "sdxl-alone": {  # has no VAE
+    FLUX2: {  # has no VAE
         "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
         "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
         "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
@@ -280,11 +262,13 @@ PARTS: Mapping[str, Graph] = {
 """Checkpoints that lack a part, and nodes that use this part."""
 
 
-@pytest.mark.parametrize("name", [pytest.param("sdxl-v", marks=thorough), "sdxl-alone"])  # the message is ComfyUI's
+@pytest.mark.parametrize(
+    "name", [pytest.param("sdxl-v.safetensors", marks=thorough), FLUX2]
+)  # the message is ComfyUI's
 def test_a_checkpoint_without_a_part_says_so_in_comfyuis_words(name: str, comfyui: ComfyUI) -> None:
     said = []
     for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
-        graph = PARTS[name] | {"model": node(loader, ckpt_name=f"{name}.safetensors")}
+        graph = PARTS[name] | {"model": node(loader, ckpt_name=name)}
         error = comfyui.queue(graph).error
         assert error is not None
         said.append(error.exception_message)

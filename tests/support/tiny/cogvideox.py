@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXTransformer3DModel
+import torch
+from diffusers import (
+    CogVideoXDDIMScheduler,
+    CogVideoXDPMScheduler,
+    CogVideoXImageToVideoPipeline,
+    CogVideoXPipeline,
+    CogVideoXTransformer3DModel,
+)
+from torch import Tensor
 
 from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
 from tests.support.tiny.models import randomise, save_model
@@ -55,3 +64,40 @@ def schedulers(kind: str) -> dict[str, Any]:
         "cogvideox_ddim": CogVideoXDDIMScheduler(**settings),
         "cogvideox_dpm": CogVideoXDPMScheduler(**settings),
     }
+
+
+def denoised_by_diffusers(
+    transformer: Any,
+    scheduler: Any,
+    noise: Tensor,
+    prompts: Sequence[Tensor],
+    steps: int,
+    cfg: float,
+    vae: Any = None,
+    image: Any = None,
+) -> Tensor:
+    """Return the latent `[batch, 16, frames, height, width]` of diffusers' own pipeline.
+
+    Args:
+        noise: of the latent's shape.
+        prompts: the positive and the negative text `[1, tokens, width]`.
+        vae: encodes the image.
+        image: the picture that the video begins with, for models that take one.
+    """
+    make = CogVideoXPipeline if image is None else CogVideoXImageToVideoPipeline
+    pipeline: Any = make(None, None, vae, transformer, scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    batch, _, frames, height, width = noise.shape
+    latent: Tensor = pipeline(
+        **({} if image is None else {"image": image, "generator": torch.Generator().manual_seed(0)}),
+        prompt_embeds=prompts[0].repeat(batch, 1, 1),
+        negative_prompt_embeds=prompts[1].repeat(batch, 1, 1),
+        height=8 * height,
+        width=8 * width,
+        num_frames=4 * frames - 3,
+        num_inference_steps=steps,
+        guidance_scale=cfg,
+        latents=noise.transpose(1, 2),
+        output_type="latent",
+    ).frames
+    return latent.transpose(1, 2)

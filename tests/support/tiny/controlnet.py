@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from diffusers import FluxControlNetModel, SD3ControlNetModel
 from safetensors.torch import save_file
+from torch import Tensor
 
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.comfyui import save_fp8
@@ -36,9 +37,7 @@ def save_xlabs(path: Path, *, heads: int = 4, single_blocks: int = 1, seed: int 
     layer("pos_embed_input", hidden, 4 * CHANNELS)
     for index, width in enumerate(HINT_WIDTHS):
         layer(f"input_hint_block.{2 * index}", 16, width, 3, 3)
-    path.parent.mkdir(exist_ok=True)
-    save_file(tensors, path)
-    return path
+    return _save(path, tensors)
 
 
 def save_instantx(path: Path, *, heads: int = 4) -> Path:
@@ -53,9 +52,7 @@ def save_instantx(path: Path, *, heads: int = 4) -> Path:
         pooled_projection_dim=POOLED_WIDTH,
         axes_dims_rope=[16, 56, 56],
     )
-    path.parent.mkdir(exist_ok=True)
-    save_file(randomise(model, seed=2).state_dict(), path)
-    return path
+    return _save(path, randomise(model, seed=2).state_dict())
 
 
 def save_qwen(path: Path) -> Path:
@@ -80,9 +77,7 @@ def save_sd3(path: Path) -> Path:
         pooled_projection_dim=2048,
         pos_embed_max_size=8,
     )
-    path.parent.mkdir(exist_ok=True)
-    save_file(randomise(model, seed=5).state_dict(), path)
-    return path
+    return _save(path, randomise(model, seed=5).state_dict())
 
 
 def save_wan_vae(path: Path) -> Path:
@@ -90,10 +85,8 @@ def save_wan_vae(path: Path) -> Path:
     comfy_on_path()
     from comfy.ldm.wan.vae import WanVAE
 
-    path.parent.mkdir(exist_ok=True)
     model = WanVAE(dim=4, z_dim=16, temperal_downsample=[False, True, True])
-    save_file(randomise(model, seed=6).state_dict(), path)
-    return path
+    return _save(path, randomise(model, seed=6).state_dict())
 
 
 SD15: Mapping[str, Any] = {
@@ -118,10 +111,8 @@ def save_of_unet(path: Path, sizes: Mapping[str, Any] = SD15) -> Path:
         model_channels=320, num_res_blocks=[1] * scales, channel_mult=(1,) * scales, dtype=torch.float32, device="cpu",
         operations=comfy.ops.disable_weight_init, **sizes,
     )  # fmt: skip
-    path.parent.mkdir(exist_ok=True)
     tensors = randomise(model, seed=8).state_dict()
-    save_file({f"control_model.{key}": tensor.contiguous() for key, tensor in tensors.items()}, path)
-    return path
+    return _save(path, {f"control_model.{key}": tensor.contiguous() for key, tensor in tensors.items()})
 
 
 def save_t2i_adapter(path: Path) -> Path:
@@ -129,7 +120,11 @@ def save_t2i_adapter(path: Path) -> Path:
     comfy_on_path()
     from comfy.t2i_adapter.adapter import Adapter_light
 
-    path.parent.mkdir(exist_ok=True)
     model = Adapter_light(cin=192, channels=[320, 640, 1280, 1280], nums_rb=4)
-    save_file(randomise(model, seed=9).state_dict(), path)
+    return _save(path, randomise(model, seed=9).state_dict())
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    save_file(tensors, path)
     return path

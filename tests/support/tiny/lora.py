@@ -48,22 +48,6 @@ Random = Callable[..., Tensor]
 Make = Callable[[Random, int, int], dict[str, Tensor]]
 
 
-def _kohya(name: str) -> str:
-    return f"lora_unet_{name.replace('.', '_')}"
-
-
-def _lycoris(name: str) -> str:
-    return f"lycoris_{name.replace('.', '_')}"
-
-
-def _bfl(name: str) -> str:
-    return f"diffusion_model.{name}"
-
-
-def _peft(name: str) -> str:
-    return f"transformer.{name}"
-
-
 def _factors(draw: Random, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """Return two factors whose product is about as large as the weights."""
     return draw(rows, RANK), draw(RANK, columns) * 0.5 / columns**0.5
@@ -119,23 +103,26 @@ def _difference(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
     return {"diff": 0.5 * draw(rows, columns) / columns**0.5, "diff_b": 0.3 * draw(rows)}
 
 
-SCHEMES: Mapping[str, tuple[Callable[[str], str], Mapping[str, tuple[int, int]], Make]] = {
-    "lora-kohya": (_kohya, BFL, _lora("lora_up.weight", "lora_down.weight", 2.0)),
-    "lora-peft": (_peft, DIFFUSERS, _lora("lora_B.weight", "lora_A.weight")),
-    "lora-bfl": (_bfl, BFL, _lora("lora_B.weight", "lora_A.weight")),
-    "loha": (_kohya, BFL, _loha),
-    "loha-lycoris": (_lycoris, DIFFUSERS, _loha),
-    "lokr": (_lycoris, DIFFUSERS, _lokr),
-    "lokr-whole": (_kohya, BFL, _lokr_whole),
-    "dora-rows": (_kohya, BFL, _dora(columnwise=False)),
-    "dora-rows-of-parts": (_peft, DIFFUSERS, _dora(columnwise=False)),
-    "dora-columns": (_kohya, BFL, _dora(columnwise=True)),
-    "dora-columns-of-parts": (_peft, DIFFUSERS, _dora(columnwise=True)),
-    "glora": (_kohya, BFL, _glora),
-    "oft": (_kohya, BFL, _oft),
-    "diff": (_bfl, BFL, _difference),
+SCHEMES: Mapping[str, tuple[str, Mapping[str, tuple[int, int]], Make]] = {
+    "lora-kohya": ("lora_unet_", BFL, _lora("lora_up.weight", "lora_down.weight", 2.0)),
+    "lora-peft": ("transformer.", DIFFUSERS, _lora("lora_B.weight", "lora_A.weight")),
+    "lora-bfl": ("diffusion_model.", BFL, _lora("lora_B.weight", "lora_A.weight")),
+    "loha": ("lora_unet_", BFL, _loha),
+    "loha-lycoris": ("lycoris_", DIFFUSERS, _loha),
+    "lokr": ("lycoris_", DIFFUSERS, _lokr),
+    "lokr-whole": ("lora_unet_", BFL, _lokr_whole),
+    "dora-rows": ("lora_unet_", BFL, _dora(columnwise=False)),
+    "dora-rows-of-parts": ("transformer.", DIFFUSERS, _dora(columnwise=False)),
+    "dora-columns": ("lora_unet_", BFL, _dora(columnwise=True)),
+    "dora-columns-of-parts": ("transformer.", DIFFUSERS, _dora(columnwise=True)),
+    "glora": ("lora_unet_", BFL, _glora),
+    "oft": ("lora_unet_", BFL, _oft),
+    "diff": ("diffusion_model.", BFL, _difference),
 }
-"""The kinds of adapter files by name: the function that names a layer, the layers, and the maker of a layer's tensors."""
+"""The kinds of adapter files by name: the prefix of a layer's name, the layers, and the maker of a layer's tensors.
+
+A prefix that ends in "_" stands before a name whose dots are "_" too.
+"""
 
 
 def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:
@@ -145,9 +132,9 @@ def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    rename, layers, make = SCHEMES[scheme]
+    prefix, layers, make = SCHEMES[scheme]
     tensors = {
-        f"{rename(name)}.{part}": tensor.contiguous()
+        f"{prefix}{name.replace('.', '_') if prefix.endswith('_') else name}.{part}": tensor.contiguous()
         for name, (rows, columns) in layers.items()
         for part, tensor in make(draw, rows, columns).items()
     }

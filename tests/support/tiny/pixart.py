@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import PixArtTransformer2DModel
+from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -50,3 +51,31 @@ def save_pixart(path: Path, *, micro_conditions: bool = True, prefix: str = "") 
     }
     save_file(tensors, path)
     return path
+
+
+def denoised_by_diffusers(
+    transformer: Any, scheduler: Any, noise: Tensor, prompts: Sequence[tuple[Tensor, Tensor]], steps: int, cfg: float
+) -> Tensor:
+    """Return the latent of diffusers' own pipeline, of the noise's shape `[batch, 4, height, width]`.
+
+    Args:
+        prompts: the text and the mask of the positive and of the negative prompt, of one length.
+    """
+    pipeline: Any = PixArtAlphaPipeline(None, None, None, transformer, scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    (text, mask), (negative, negative_mask) = prompts
+    latent: Tensor = pipeline(
+        negative_prompt=None,
+        prompt_embeds=text,
+        prompt_attention_mask=mask,
+        negative_prompt_embeds=negative,
+        negative_prompt_attention_mask=negative_mask,
+        height=8 * noise.shape[2],
+        width=8 * noise.shape[3],
+        num_inference_steps=steps,
+        guidance_scale=cfg,
+        latents=noise,
+        output_type="latent",
+        use_resolution_binning=False,
+    ).images
+    return latent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,37 +16,15 @@ from torch import Tensor
 
 from tests.support.comfy_oracle import comfy_on_path
 
-
-def _clip_l() -> Any:
-    import comfy.sd1_clip
-
-    return comfy.sd1_clip.SD1ClipModel
-
-
-def _t5_base() -> Any:
-    import comfy.text_encoders.sa_t5
-
-    return comfy.text_encoders.sa_t5.SAT5Model
-
-
-def _qwen3() -> Any:
-    import comfy.text_encoders.anima
-
-    return comfy.text_encoders.anima.te()
-
-
-def _qwen35() -> Any:
-    import comfy.text_encoders.qwen35
-
-    return comfy.text_encoders.qwen35.te(model_type="qwen35_08b")
-
-
 ENCODERS: Mapping[str, tuple[Callable[[], Any], torch.dtype]] = MappingProxyType(
     {
-        "clip-l": (_clip_l, torch.float16),
-        "t5-base": (_t5_base, torch.float32),
-        "qwen3-0.6b": (_qwen3, torch.bfloat16),
-        "qwen3.5-0.8b": (_qwen35, torch.bfloat16),
+        "clip-l": (lambda: import_module("comfy.sd1_clip").SD1ClipModel, torch.float16),
+        "t5-base": (lambda: import_module("comfy.text_encoders.sa_t5").SAT5Model, torch.float32),
+        "qwen3-0.6b": (lambda: import_module("comfy.text_encoders.anima").te(), torch.bfloat16),
+        "qwen3.5-0.8b": (
+            lambda: import_module("comfy.text_encoders.qwen35").te(model_type="qwen35_08b"),
+            torch.bfloat16,
+        ),
     }
 )
 """ComfyUI's class of each text encoder, and the dtype of its file."""

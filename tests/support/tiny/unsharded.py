@@ -146,10 +146,6 @@ def _words_of_two(tokens: int) -> dict[str, Tensor]:
     return masks | {"conditioning_mt5xl": draw(1, 6, 64, seed=tokens)}
 
 
-def _first_frame(tokens: int) -> dict[str, Tensor]:
-    return {"concat_latent_image": draw(1, 4, 8, 12, seed=4)}
-
-
 def _ids(tokens: int) -> dict[str, Tensor]:
     """Return the token ids of a prompt. The last id is the token that stands for the time."""
     return {"text_input_ids": torch.tensor([[*range(900, 900 + 3 * tokens), 151673]])}
