@@ -11,7 +11,6 @@ import sys
 import time
 import venv
 import zipfile
-from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -112,14 +111,12 @@ TOLD = {
     "many": {"equal noise on all ranks", "cancel flag, ring 2", "a hop overlaps with attention"},
     "compiled": {f"{SMALL}, compiled by aot_eager, a step against ComfyUI's", "FLUX.1-dev, compiled by aot_eager"},
     "formats": {"GGUF's kernels"},
-    "races": set(),
     "whole": {"streamed weights, FLUX.1-dev"},
     "shares": {
         "rates for plans",
         *(f"{SMALL}, a rank's share, {plan}" for plan in ("1 worker", "ulysses 2", "ring 2")),
         f"{SMALL}, a step against ComfyUI's forward",
     },
-    "prompts": set(),
     "connections": {"NCCL's transports"},
     "pipeline": {
         "no hang while kernels are loaded",
@@ -151,19 +148,7 @@ def passes(checks: str, output: str) -> None:
     found = set(LINE.findall(output))
     assert not [name for verdict, name in found if verdict == "FAIL"], output
     assert {name for verdict, name in found if verdict == "PASS"} == PASSED[checks]
-    assert TOLD[checks] <= {name for verdict, name in found if verdict == "INFO"}
-
-
-def bare_python(folder: Path, without: Collection[str]) -> Path:
-    """Return a Python with links to this one's packages except some, as on a machine that lacks those."""
-    venv.create(folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for found in metadata.distributions():
-        if not found.name.lower().replace("_", "-").startswith(tuple(without)):
-            for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
-                if not top.endswith(".pth") and not (packages / top).exists():
-                    (packages / top).symlink_to(Path(str(found.locate_file(top))))
-    return folder / "bin" / "python"
+    assert TOLD.get(checks, set()) <= {name for verdict, name in found if verdict == "INFO"}
 
 
 def wheel_of(name: str, folder: Path) -> None:
@@ -194,11 +179,20 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of a card's machine. It lacks the packages of the stand-ins, of the tests, and the one that the visit
-    brings along.
+    """Return the Python of a card's machine, with links to this one's packages.
+
+    It lacks the packages of the stand-ins, of the tests, and the one that the visit brings along.
     """
     lacking = (*STAND_INS, "pytest", "hypothesis", "playwright", BROUGHT_ALONG)
-    return bare_python(tmp_path_factory.mktemp("machine"), lacking)
+    folder = tmp_path_factory.mktemp("machine")
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for found in metadata.distributions():
+        if not found.name.lower().replace("_", "-").startswith(lacking):
+            for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                if not top.endswith(".pth") and not (packages / top).exists():
+                    (packages / top).symlink_to(Path(str(found.locate_file(top))))
+    return folder / "bin" / "python"
 
 
 def visit(gpu: Path, python: Path, out: Path, *lists: str) -> subprocess.CompletedProcess[str]:
@@ -272,17 +266,10 @@ def test_a_list_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Pa
     assert "nope: no such list: use any of prompts, one, " in done.stderr
 
 
-def unplanned(lists: Collection[str]) -> set[str]:
-    """Return the lists that no visit would run."""
-    planned = {name.partition("-")[0] for name in (*ONE_CARD, *ONE_CARD_AGAIN, *SEVERAL_CARDS)}
-    return set(lists) - planned - {"ready"}
-
-
-def test_every_list_is_planned() -> None:
-    assert unplanned(LISTS) == set()
-    assert unplanned(LISTS.keys() | {"extra"}) == {"extra"}
-    assert {name.partition("-")[0] for name in ENTRIES} - LISTS.keys() == {"doctor"}
+def test_every_list_is_planned_and_has_its_expected_checks() -> None:
     assert ENTRIES.keys() == {*ONE_CARD, *ONE_CARD_AGAIN, *SEVERAL_CARDS}
+    assert {name.partition("-")[0] for name in ENTRIES} | {"ready"} == LISTS.keys() | {"doctor"}
+    assert LISTS.keys() == PASSED.keys()
 
 
 def test_scripts_limit_a_visit_to_nine_minutes() -> None:
@@ -375,10 +362,6 @@ def test_only_the_kernels_for_hopper_stay_in_a_library() -> None:
     assert found == b"code" + FATBIN + sizes + new + gone + b"more" + FATBIN + bytes(8) + bytes(len(old)) + b"end"
     with pytest.raises(ValueError, match="no kernels for Hopper"):
         only_hopper(kernels(old))
-
-
-def test_every_list_has_its_expected_checks() -> None:
-    assert LISTS.keys() == PASSED.keys() == TOLD.keys()
 
 
 class Tries(Report):

@@ -128,8 +128,7 @@ def test_buttons_free_the_memory_and_stop_the_workers(panel: Locator) -> None:
     expect(section(panel, "plans")).to_contain_text("run a graph first")
 
 
-# the quick run has the doctor's findings in ComfyUI in host/test_doctor, its route in test_routes, and the panel's sentence of
-# findings in web/panel.test.js
+# the quick run has the doctor's findings in ComfyUI in test_routes, and the panel's sentence of findings in web/panel.test.js
 @thorough
 def test_the_doctor_shows_its_progress_and_then_its_findings(panel: Locator) -> None:
     doctor = section(panel, "doctor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import requests
@@ -22,8 +23,8 @@ def get(server: ComfyUI, name: str) -> Any:
     return server.get(f"/parallel/{name}")
 
 
-def post(server: ComfyUI, name: str) -> requests.Response:
-    return requests.post(f"{server.url}/parallel/{name}", timeout=60)
+def post(server: ComfyUI, name: str, body: object = None, **headers: str) -> requests.Response:
+    return requests.post(f"{server.url}/parallel/{name}", json=body, headers=headers, timeout=60)
 
 
 def test_the_last_run_has_its_plan_its_alternatives_and_a_timeline_of_every_rank(comfyui: ComfyUI) -> None:
@@ -96,7 +97,7 @@ def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyu
             return
         for name in (*READ, *ACTIONS):
             started = time.perf_counter()
-            answer = get(comfyui, name) if name in READ else post(comfyui, name).status_code
+            answer = get(comfyui, name) if name in READ else post(comfyui, name)
             seen.append((name, time.perf_counter() - started, answer))
         comfyui.interrupt()
 
@@ -106,16 +107,28 @@ def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyu
     (running,) = [group for group in answers["status"]["workers"]["groups"] if group["state"] == "running"]
     assert {rank["phase"] for rank in running["ranks"]} == {"sampling"}
     assert all(rank["step"] >= 1 for rank in running["ranks"])
-    assert {name: answers[name] for name in ACTIONS} == dict.fromkeys(ACTIONS, 409)
+    assert {name: answers[name].status_code for name in ACTIONS} == dict.fromkeys(ACTIONS, 409)
+    busy = "the workers are busy: wait until they are done, or cancel the run."
+    assert answers["free"].json()["said"] == busy
 
 
 def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyUI) -> None:
+    """Of several jobs that are asked for at the same moment, only one begins."""
+
     def compared() -> Any:
         assert post(comfyui, "compare").status_code == 200
         return idle(comfyui)["comparison"]
 
+    def said_of(name: str) -> str:
+        body = {"graph": {"1": {"class_type": "KSampler", "inputs": {}}}} if name == "bench" else None
+        return str(post(comfyui, name, body, **{"X-Together": "3"}).json()["said"])
+
     # the refused run comes first: the comparison leaves one worker, which the last run uses
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=1, seed=157), "cpu:2")).check()
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(said_of, ("compare", "bench", "compare")))
+    assert sum("a run is going on: " in said for said in together) == 2, together
+    idle(comfyui)
     assert "had one step" in compared()["said"]
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=155), "cpu:2")).check()
     comparison = compared()
