@@ -31,9 +31,6 @@ ENDS = {
 }
 """Ways in which ComfyUI ends, and the signal that causes each (tests/support/faulty.py)."""
 
-QUICK_END = ("in the middle", "SIGKILL")
-"""Case of the quick run. Each other case starts ComfyUI again; the tests end every ComfyUI by Ctrl-C anyway."""
-
 
 @pytest.fixture
 def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
@@ -92,10 +89,11 @@ def test_after_an_idle_worker_was_killed_the_next_prompt_works(server, rank):
     assert len(server.folders()) == 1
 
 
+# each case but that of the quick run starts ComfyUI again; the tests end every ComfyUI by Ctrl-C anyway
 @pytest.mark.parametrize(
     ("busy", "how"),
     [
-        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) != QUICK_END))
+        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) != ("in the middle", "SIGKILL")))
         for name, busy in {"idle": False, "in the middle": True}.items()
         for how in ENDS
     ],

@@ -151,21 +151,16 @@ def passes(checks: str, output: str) -> None:
     assert TOLD.get(checks, set()) <= {name for verdict, name in found if verdict == "INFO"}
 
 
-def wheel_of(name: str, folder: Path) -> None:
-    """Write an installed package into a wheel."""
-    found = metadata.distribution(name)
-    with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as wheel:
-        for file in found.files or ():
-            if file.parts[0] not in ("..", "__pycache__"):
-                wheel.write(str(found.locate_file(file)), str(file))
-
-
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that gpu_prepare.sh makes, here without a network: one wheel, ComfyUI and this pack as it is."""
     gpu = tmp_path_factory.mktemp("visit") / ".gpu"
     (gpu / "wheels").mkdir(parents=True)
-    wheel_of(BROUGHT_ALONG, gpu / "wheels")
+    package = metadata.distribution(BROUGHT_ALONG)
+    with zipfile.ZipFile(gpu / "wheels" / f"{BROUGHT_ALONG}-{package.version}-py3-none-any.whl", "w") as wheel:
+        for part in package.files or ():
+            if part.parts[0] not in ("..", "__pycache__"):
+                wheel.write(str(package.locate_file(part)), str(part))
     shutil.copy(ROOT / "scripts" / "gpu_on_card.sh", gpu)
     pack = "git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | xz -0"
     comfyui = (

@@ -149,19 +149,19 @@ def test_the_server_knows_the_loaders_that_the_page_swaps(comfyui: ComfyUI, card
     assert unknown == ["CLIPLoaderOfAnotherPack"]
 
 
-def single(page: Page, device: str = "default") -> None:
+def single(page: Page) -> None:
     """Open a graph that encodes a prompt with one text encoder, and saves the conditioning."""
     page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'encoder')")
     page.evaluate(
-        """([file, device]) => {
+        """file => {
             const [loader, text, all, save] = ["CLIPLoader", "CLIPTextEncode", "PackEverything", "SaveConditioning"]
                 .map(type => app.graph.add(LiteGraph.createNode(type)));
-            for (const [at, value] of [file, "stable_diffusion", device].entries()) loader.widgets[at].value = value;
+            for (const [at, value] of [file, "stable_diffusion", "default"].entries()) loader.widgets[at].value = value;
             text.widgets[0].value = "a (red:1.3) fox";
             for (const [from, to, name] of [[loader, text, "clip"], [text, all, "conditioning"], [all, save, "conditioning"]])
                 from.connect(0, to, to.inputs.findIndex(input => input.name === name));
         }""",
-        [CLIP, device],
+        CLIP,
     )
     reload(page)
 
@@ -200,18 +200,6 @@ def test_a_text_encoder_too_large_for_one_gpu_is_swapped_with_the_reason_and_bac
     page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=undone, polling=POLLING)
     page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
     assert page.evaluate(STATE) == swapped
-
-
-@thorough
-def test_a_text_encoder_that_one_gpu_holds_or_that_is_on_the_cpu_stays_without_a_word(page: Page, cards: Put) -> None:
-    for device, pairs in (("default", [LARGE, LARGE]), ("default", []), ("cpu", [SMALL, SMALL])):
-        cards(*pairs)
-        single(page, device)
-        before = page.evaluate(STATE)
-        text = swap(page, "Use all GPUs")
-        assert "No loader here can change to all GPUs." in text, text
-        assert "Load CLIP" not in text and CLIP not in text, text
-        assert page.evaluate(STATE) == before
 
 
 def swap_flux(page: Page, more: Callable[[], Any] = lambda: None) -> tuple[str, dict[str, Any]]:
