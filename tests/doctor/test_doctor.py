@@ -130,9 +130,8 @@ def test_the_doctor_measures_the_gpus_of_this_machine():
 def test_the_doctor_opens_no_gpu():
     look = "import torch; from parallel_backend.doctor import look; gpus = look().gpus"
     opened = "not gpus or any(torch._C._cuda_hasPrimaryContext(index) for index in range(len(gpus)))"
-    assert (
-        subprocess.run([sys.executable, "-c", f"{look}; exit({opened})"], cwd=Path(__file__).parents[2]).returncode == 0
-    )
+    code = f"{look}; exit({opened})"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
 def test_derived_classes_are_listed_with_the_result_of_their_proof() -> None:

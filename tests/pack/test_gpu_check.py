@@ -267,29 +267,23 @@ def test_every_list_is_planned_and_has_its_expected_checks() -> None:
     assert LISTS.keys() == PASSED.keys()
 
 
-def test_scripts_limit_a_visit_to_nine_minutes() -> None:
+def test_scripts_limit_a_visit_to_nine_minutes_and_its_page_has_the_lists_of_one_card_and_their_seconds() -> None:
     assert LIMIT <= 540
     for script in ("gpu.sh", "gpu_on_card.sh"):
         assert f"LIMIT=${{LIMIT:-{LIMIT}}}" in (ROOT / "scripts" / script).read_text()
-
-
-def test_the_page_of_a_visit_has_the_lists_of_one_card_and_their_seconds() -> None:
     page = (ROOT / "docs/develop/first-card.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\S+)` \| .+ \| (\d+) \|$", page, re.MULTILINE)
     assert rows == [(name, str(ENTRIES[name].seconds)) for name in (*ONE_CARD, *ONE_CARD_AGAIN)]
 
 
-@pytest.mark.parametrize("order", [ONE_CARD, ONE_CARD_AGAIN, SEVERAL_CARDS])
-def test_lists_that_hang_leave_the_other_lists_their_time(order: tuple[str, ...]) -> None:
-    left: float = LIMIT - INSTALLATION - ENDING
-    for place, name in enumerate(order):
-        seconds = seconds_for(name, order[place + 1 :], left)
-        assert ENTRIES[name].seconds <= seconds <= 2 * ENTRIES[name].seconds
-        left -= seconds
-    assert left >= 0
-
-
-def test_a_short_visit_gives_the_first_lists_their_time() -> None:
+def test_lists_that_hang_leave_the_other_lists_their_time_and_a_short_visit_gives_it_to_the_first() -> None:
+    for order in (ONE_CARD, ONE_CARD_AGAIN, SEVERAL_CARDS):
+        left: float = LIMIT - INSTALLATION - ENDING
+        for place, name in enumerate(order):
+            seconds = seconds_for(name, order[place + 1 :], left)
+            assert ENTRIES[name].seconds <= seconds <= 2 * ENTRIES[name].seconds
+            left -= seconds
+        assert left >= 0
     assert seconds_for("prompts", ONE_CARD[1:], 150) == ENTRIES["prompts"].seconds
     assert seconds_for("one", ONE_CARD[2:], 50) == 50
 

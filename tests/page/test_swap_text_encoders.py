@@ -41,7 +41,7 @@ from tests.vae.comfy_vaes import save_image_vae
 Put = Callable[..., None]
 
 CLIP, T5 = "clip_l.safetensors", "t5xxl_fp16.safetensors"
-"""The text encoders of FLUX.1's template: CLIP-L with random weights, and T5 XXL in its real size, without data on the disk."""
+"""The text encoders of FLUX.1's template: CLIP-L and T5 XXL in their real sizes, without data on the disk."""
 
 GB = 1_000_000_000
 LARGE = (24 * GB, 23 * GB)
@@ -56,14 +56,17 @@ def _files(comfyui: ComfyUI) -> None:
     """Save the files of FLUX.1's template."""
     models = comfyui.base_dir / "models"
     (models / "text_encoders").mkdir(exist_ok=True)
-    save_text_encoder(models / "text_encoders" / CLIP, "clip-l")
+    comfy_on_path()
+    import comfy.sd1_clip
+
+    clip = next(comfy.sd1_clip.SD1ClipModel(device="meta", dtype=torch.float16).children())
+    write_sparse(models / "text_encoders" / CLIP, clip.transformer.state_dict())
     save_t5(models / "text_encoders" / T5)
     save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
     save_image_vae(models / "vae" / "ae.safetensors")
 
 
 def save_t5(path: Path) -> None:
-    comfy_on_path()
     import comfy.ops
     from comfy.text_encoders import t5
 
@@ -182,6 +185,7 @@ def test_a_text_encoder_too_large_for_one_gpu_is_swapped_with_the_reason_and_bac
     page: Page, comfyui: ComfyUI, cards: Put
 ) -> None:
     """The queued graph makes the same conditioning. Back to one GPU restores the workflow, and one undo reverts that."""
+    save_text_encoder(comfyui.base_dir / "models" / "text_encoders" / CLIP, "clip-l")
     cards(SMALL, SMALL)
     single(page)
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
