@@ -161,35 +161,43 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_during_a_run(
     page.evaluate(SET, ["Parallel.Strip", True])
 
 
-def set_devices(page: Page, devices: str) -> None:
-    """Enter the devices of the open graph's plan."""
-    plan = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
-    page.evaluate(f"{plan}.widgets.find(w => w.name === 'devices').value = {devices!r}")
-    page.evaluate(f"{TRACKER}.captureCanvasState()")
-
-
-def test_the_loader_and_the_tab_show_what_to_expect_until_workers_have_started_and_of_a_refused_plan(
-    page: Page,
-) -> None:
+def test_the_loader_shows_the_expected_gain_and_memory_before_a_run(page: Page) -> None:
     open_graph(page, SPRITES)
-    set_devices(page, "cpu:3")
+    line = r"^2 workers: \d+\.\d MB each"
+    page.wait_for_function(SHOWN, arg=[BADGES, line], polling=POLLING)
+    tab(page)
+    expect(page.locator(".pp-on-loaders")).to_contain_text(
+        re.compile(r"Load Parallel FLUX, sprites-flux-schnell: 2 workers: ")
+    )
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    drawn = page.locator(
+        f'[data-node-id="{page.evaluate("app.graph.nodes.find(n => n.type.startsWith(`LoadParallel`)).id")}"]'
+    )
+    expect(drawn).to_contain_text("MB each")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    page.evaluate(
+        "app.graph.nodes.find(n => n.type === 'ParallelPlan').widgets.find(w => w.name === 'devices').value = '7'"
+    )
+    page.evaluate(f"{TRACKER}.captureCanvasState()")
+    page.wait_for_function(SHOWN, arg=[BADGES, "This plan cannot run"], polling=POLLING)
+    expect(page.locator(".pp-on-loaders")).to_contain_text("asks for GPU 7")
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
+    expect(page.locator(".pp-on-loaders")).not_to_contain_text("asks for GPU 7")
+
+
+def test_the_loader_says_that_a_run_starts_workers_until_they_have_started(page: Page) -> None:
+    open_graph(page, SPRITES)
+    page.evaluate(
+        "app.graph.nodes.find(n => n.type === 'ParallelPlan').widgets.find(w => w.name === 'devices').value = 'cpu:3'"
+    )
+    page.evaluate(f"{TRACKER}.captureCanvasState()")
     line = r"^3 workers: \d+\.\d MB each"
     page.wait_for_function(SHOWN, arg=[BADGES, f"{line}; workers not started$"], polling=POLLING)
     tab(page)
-    loaders, of_loader = page.locator(".pp-on-loaders"), "Load Parallel FLUX, sprites-flux-schnell: "
-    expect(loaders).to_contain_text(re.compile(f"{of_loader}{line[1:]}; the first run starts workers"))
+    expect(page.locator(".pp-on-loaders")).to_contain_text(re.compile(f"{line[1:]}; the first run starts workers"))
     page.get_by_test_id("queue-button").click()
     page.wait_for_function(SHOWN, arg=[BADGES, f"{line}$"], timeout=300_000, polling=POLLING)
-    expect(loaders).not_to_contain_text("starts workers")
-    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
-    loader = page.evaluate("app.graph.nodes.find(n => n.type.startsWith('LoadParallel')).id")
-    expect(page.locator(f'[data-node-id="{loader}"]')).to_contain_text("MB each")
-    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
-    set_devices(page, "7")
-    page.wait_for_function(SHOWN, arg=[BADGES, "This plan cannot run"], polling=POLLING)
-    expect(loaders).to_contain_text("asks for GPU 7")
-    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
-    expect(loaders).not_to_contain_text("asks for GPU 7")
+    expect(page.locator(".pp-on-loaders")).not_to_contain_text("starts workers")
 
 
 def test_the_expectation_before_a_run_equals_the_runs_prediction(comfyui: ComfyUI) -> None:
