@@ -11,8 +11,9 @@ import pytest
 
 from parallel_backend.bench.cards import check_free, commit, driver
 from parallel_backend.bench.graphs import NotMeasured
-from parallel_backend.bench.peaks import watched_gpus
+from parallel_backend.bench.peaks import watched_gpus, watched_memory
 from parallel_backend.gpus import MEBIBYTE, Gpu, GpuProcess, ask_holders
+from tests.support.ranks import run_ranks
 
 FIRST, SECOND = "GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11", "GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22"
 ANSWER = f"""\
@@ -22,7 +23,6 @@ ANSWER = f"""\
 No devices were found
 """
 SIZE = 24_000_000_000
-ROOT = Path(__file__).parents[2]
 
 
 def gpu(uuid: str, free: int | None) -> Gpu:
@@ -35,39 +35,35 @@ def answering(tmp_path: Path, text: str) -> tuple[str, ...]:
     return ("cat", str(tmp_path / "answer"))
 
 
-def test_processes_are_read_with_the_memory_that_they_hold(tmp_path: Path) -> None:
-    assert ask_holders(answering(tmp_path, ANSWER)) == (
+def test_a_process_that_holds_a_gigabyte_is_named(tmp_path: Path) -> None:
+    holders = ask_holders(answering(tmp_path, ANSWER))
+    assert holders == (
         GpuProcess(FIRST, 4242, "/usr/bin/python3", 18110 * MEBIBYTE),
         GpuProcess(SECOND, 17, "game,with a comma", 312 * MEBIBYTE),
         GpuProcess(SECOND, 18, "/usr/bin/desktop", None),
     )
     assert ask_holders((str(tmp_path / "no such tool"),)) == ()
-
-
-def test_a_process_that_holds_a_gigabyte_is_named(tmp_path: Path) -> None:
     gpus = gpu(FIRST, SIZE - 18110 * MEBIBYTE), gpu(SECOND, SIZE - 400 * MEBIBYTE)
-    holders = ask_holders(answering(tmp_path, ANSWER))
     with pytest.raises(NotMeasured, match=r"^Process 4242 \(/usr/bin/python3\) holds 19.0 GB of GPU 0 \(RTX 4090\)"):
         check_free(gpus, [0, 1], holders)
     check_free(gpus, [1], holders)
 
 
-def test_a_process_that_the_driver_does_not_name_is_found_by_the_free_memory() -> None:
-    with pytest.raises(NotMeasured, match=r"^2.00 GB of GPU 0 \(RTX 4090\) are in use by a process that the driver"):
+def test_own_processes_may_hold_any_memory_and_unknown_ones_less_than_a_gigabyte() -> None:
+    mine, other = (GpuProcess(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
+    with pytest.raises(
+        NotMeasured, match=r"^2.00 GB of GPU 0 \(RTX 4090\) are in use by a process that the driver does not"
+    ):
         check_free([gpu(FIRST, SIZE - 2_000_000_000)], [0], [])
     check_free([gpu(FIRST, SIZE - 900_000_000)], [0], [])
     check_free([gpu(FIRST, None)], [0], [])
-
-
-def test_own_processes_may_hold_any_memory_and_others_may_not() -> None:
-    mine, other = (GpuProcess(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
-    full = [gpu(FIRST, SIZE - 9_500_000_000)]
-    check_free(full, [0], [mine], own=[1])
-    check_free(full, [0], [], own=[1])
+    for holders in ([mine], []):
+        check_free([gpu(FIRST, SIZE - 9_500_000_000)], [0], holders, own=[1])
+    full = [gpu(FIRST, SIZE - 18_500_000_000)]
     with pytest.raises(NotMeasured, match=r"^Process 2 \(python3\) holds 9.00 GB"):
-        check_free([gpu(FIRST, SIZE - 18_500_000_000)], [0], [mine, other], own=[1])
+        check_free(full, [0], [mine, other], own=[1])
     with pytest.raises(NotMeasured, match="in use by a process that the driver does not name"):
-        check_free([gpu(FIRST, SIZE - 18_500_000_000)], [0], [mine], own=[1])
+        check_free(full, [0], [mine], own=[1])
 
 
 def test_a_gpus_peak_excludes_the_memory_in_use_before(tmp_path: Path) -> None:
@@ -79,29 +75,23 @@ def test_a_gpus_peak_excludes_the_memory_in_use_before(tmp_path: Path) -> None:
     assert peaks.growth == {"cuda:0": 8700 * MEBIBYTE, "cuda:1": 0}
 
 
-WATCHED = """
-import subprocess, sys, time
-from parallel_backend.bench.peaks import watched_memory
-
-size = int(sys.argv[1])
-code = f"import time; held = bytearray({size}); held[::4096] = b'1' * len(held[::4096]); print(); time.sleep(600)"
-with watched_memory() as peaks, subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
-    child.stdout.readline()
-    deadline = time.monotonic() + 60
-    while peaks.growth["cpu"] < size and time.monotonic() < deadline:
-        time.sleep(0.05)
-    child.kill()
-print(peaks.growth["cpu"])
-"""
-"""A process whose only child holds memory: a test's own process may have others, which end while it is watched."""
-
-
 def test_the_peak_includes_the_host_memory_of_a_child() -> None:
+    """The watched process is another one, because this one may have more children, which end while it is watched."""
     size = 200 << 20
-    growth = subprocess.run(
-        [sys.executable, "-c", WATCHED, str(size)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert size <= int(growth.stdout) < 2 * size
+    code = f"import time; held = bytearray({size}); held[::4096] = b'1' * len(held[::4096]); print(); time.sleep(600)"
+
+    def growth(_: int) -> int:
+        with watched_memory() as peaks, subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            deadline = time.monotonic() + 60
+            while peaks.growth["cpu"] < size and time.monotonic() < deadline:
+                time.sleep(0.05)
+            child.kill()
+        return peaks.growth["cpu"]
+
+    (grown,) = run_ranks(1, growth)
+    assert size <= grown < 2 * size
 
 
 def test_the_versions_of_driver_and_pack_are_read(tmp_path: Path) -> None:

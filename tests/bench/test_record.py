@@ -27,36 +27,25 @@ from parallel_backend.clock import seconds_per_step
 from parallel_backend.distance import error_of
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
-FILES = sorted(MEASURED.glob("*.json"))
 
 
 def run() -> QueuedRun:
     """Return a run with the steps of two samplers, the last step reported twice, and a node before and after the samplers."""
-    told = [
-        ("high", 1, 12.0),
-        ("high", 2, 13.0),
-        ("low", 1, 15.0),
-        ("low", 2, 16.5),
-        ("low", 2, 16.6),
-        ("vae", 1, 18.0),
-    ]
+    steps = {"high": [(1, 12.0), (2, 13.0)], "low": [(1, 15.0), (2, 16.5), (2, 16.6)], "vae": [(1, 18.0)]}
     return QueuedRun(
         "id",
         "success",
         submitted=10.0,
         ended=19.0,
         started={"text": 10.1, "high": 11.0, "low": 13.1, "vae": 16.7},
-        progress=[StepProgress(value, 2, node, time) for node, value, time in told],
+        progress=[StepProgress(value, 2, node, time) for node, told in steps.items() for value, time in told],
     )
 
 
-def test_the_phases_of_a_run_add_up_to_the_whole() -> None:
+def test_phases_add_up_to_the_whole_run_and_seconds_per_step_exclude_the_time_between_samplers() -> None:
     found = phases(run(), ["high", "low"])
     assert found == Phases(text=1.0, start=1.0, denoise=4.5, decode=2.5)
     assert found.whole == 9.0
-
-
-def test_the_seconds_per_step_exclude_the_time_between_samplers() -> None:
     assert step_times(run(), ["high", "low"]) == [[12.0, 13.0], [15.0, 16.5]]
     assert seconds_per_step(step_times(run(), ["high", "low"])) == 1.25
     assert seconds_per_step([[1.0]]) == 0.0
@@ -89,21 +78,13 @@ SIDES = (
 def test_a_row_has_the_measured_values_and_marks_failed_sides() -> None:
     found = dict(zip(HEAD, row(record(*SIDES)), strict=True))
     assert found["machine"] == "2 x RTX 4090, RTX 3090"
-    assert [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")] == [
-        "0.81 s",
-        "0.8 s",
-        "0.45 s",
-        "cannot",
-        "",
-    ]
+    times = [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")]
+    assert times == ["0.81 s", "0.8 s", "0.45 s", "cannot", ""]
     assert (found["whole job"], found["peak a device"]) == ("10.0 s → 6.0 s", "12.0 GB → 7.00 GB")
     assert (found["sent"], found["error"]) == ("1.00 MB", "3.0e-07")
-
-
-def test_a_record_with_only_the_first_side_has_a_row() -> None:
-    """An interrupted benchmark leaves such a record."""
-    found = dict(zip(HEAD, row(record(SIDES[0])), strict=True))
-    assert (found["stock"], found["on 1"], found["whole job"], found["error"]) == ("0.81 s", "", "10.0 s", "")
+    interrupted = dict(zip(HEAD, row(record(SIDES[0])), strict=True))
+    names = ("stock", "on 1", "whole job", "error")
+    assert [interrupted[name] for name in names] == ["0.81 s", "", "10.0 s", ""]
 
 
 def test_a_table_has_one_line_for_each_side() -> None:
@@ -119,12 +100,9 @@ def test_a_record_comes_back_from_its_file() -> None:
         decoded(b"{}")
 
 
-def test_there_are_measured_files() -> None:
-    assert FILES
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_measured_file_has_its_row_on_the_page(path: Path) -> None:
+def test_each_measured_file_has_its_row_on_the_page() -> None:
     """The page has the row that the command prints."""
-    line = markdown.table(HEAD, [row(decoded(path.read_bytes()))]).splitlines()[-1]
-    assert f"{line}\n" in (MEASURED / "README.md").read_text(encoding="utf-8")
+    page, files = (MEASURED / "README.md").read_text(encoding="utf-8"), [*MEASURED.glob("*.json")]
+    rows = {path: markdown.table(HEAD, [row(decoded(path.read_bytes()))]).splitlines()[-1] for path in files}
+    assert rows
+    assert [path for path, line in rows.items() if f"{line}\n" not in page] == []

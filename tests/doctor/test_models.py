@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -51,8 +51,11 @@ def test_each_class_has_one_line_with_the_result_of_its_proofs(
     assert all(known(each, "sentences") for each in (finding.text, finding.remedy) if each)
 
 
-def test_a_folder_that_is_no_comfyui_is_refused() -> None:
-    command = [sys.executable, "-m", "parallel_backend.doctor", "--models", "--comfyui", os.devnull]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 2
-    assert "/dev/null is not ComfyUI's folder: name it with --comfyui" in ended.stderr
+def test_a_folder_that_is_no_comfyui_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "parallel_backend.doctor.__main__", raising=False)
+    monkeypatch.setattr(sys, "argv", ["doctor", "--models", "--comfyui", os.devnull])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("parallel_backend.doctor", run_name="__main__")
+    assert "/dev/null is not ComfyUI's folder: name it with --comfyui" in capsys.readouterr().err

@@ -26,9 +26,6 @@ from tests.support.tiny import pixart as tiny_pixart
 from tests.support.tiny.models import draw
 from tests.support.tiny.vae import save_cogvideox_vae
 
-REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python."
-
-
 pytestmark = thorough
 """These tests start a Python and a ComfyUI of their own; `test_versions` tests which code requests diffusers."""
 
@@ -78,11 +75,11 @@ def test_comfyuis_own_models_run_without_diffusers(server: ComfyUI) -> None:
 
 
 def test_the_loader_of_a_model_that_needs_diffusers_says_what_to_install(server: ComfyUI, version: str) -> None:
-    picture = loading("picture.safetensors", "PixArt")
-    for graph in (video(), picture, decoding("video-vae.safetensors")):
+    remedy = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python."
+    said = f"CogVideoX and PixArt need diffusers 0.35 to 0.42, and {version or 'none'} is installed: {remedy}"
+    for graph in (video(), loading("picture.safetensors", "PixArt"), decoding("video-vae.safetensors")):
         run = server.queue(graph)
         assert run.error is not None
-        said = f"CogVideoX and PixArt need diffusers 0.35 to 0.42, and {version or 'none'} is installed: {REMEDY}"
         assert run.error.exception_message.strip() == said
 
 

@@ -31,31 +31,23 @@ ENDS = {
 }
 """Ways in which ComfyUI ends, and the signal that causes each (tests/support/faulty.py)."""
 
-QUICK_END = ("in the middle", "SIGKILL")
-"""Case of the quick run. Each other case starts ComfyUI again; the tests end every ComfyUI by Ctrl-C anyway."""
-
 
 @pytest.fixture
 def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
     return faulty_comfyui.started()
 
 
-class Disturbed:
-    """A long run that a test disturbs at a step. The run then took `seconds`, and `steps`, to end."""
+def disturbed(server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) -> tuple[QueuedRun, float]:
+    """Disturb a run at a step. Return the ended run, and the seconds that it took from there on."""
+    happened: list[float] = []
 
-    def __init__(self, server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) -> None:
-        happened: list[float] = []
+    def at_step(progress: StepProgress) -> None:
+        if progress.value == STEP:
+            disturb()
+            happened.append(time.perf_counter())
 
-        def at_step(progress: StepProgress) -> None:
-            if progress.value == STEP:
-                disturb()
-                happened.append(time.perf_counter())
-
-        self.run: QueuedRun = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
-        self.seconds = time.perf_counter() - happened[0]
-        self.steps = self.run.progress[-1].value - STEP
-        times = [progress.time for progress in self.run.progress[: STEP + 1]]
-        self.step_seconds = statistics.median(after - before for before, after in itertools.pairwise(times))
+    run = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
+    return run, time.perf_counter() - happened[0]
 
 
 # the quick run cancels the workers' own loop with PipeFusion here, and without in page/test_progress
@@ -71,11 +63,12 @@ class Disturbed:
 )
 def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, settings):
     before = server.with_workers()
-    cancelled = Disturbed(server, server.long(**settings), server.interrupt)
-    assert cancelled.run.status == "interrupted"
-    soon = 1 + 3 * cancelled.step_seconds
-    assert cancelled.seconds <= soon or cancelled.steps <= 3  # a busy machine takes longer, but not more steps
-    assert cancelled.seconds <= soon + BOUND
+    run, seconds = disturbed(server, server.long(**settings), server.interrupt)
+    assert run.status == "interrupted"
+    times = [progress.time for progress in run.progress[: STEP + 1]]
+    soon = 1 + 3 * statistics.median(after - before for before, after in itertools.pairwise(times))
+    assert seconds <= soon or run.progress[-1].value - STEP <= 3  # a busy machine takes longer, but not more steps
+    assert seconds <= soon + BOUND
     assert server.workers() == before
     server.assert_right()
     assert server.workers() == before
@@ -92,10 +85,11 @@ def test_after_an_idle_worker_was_killed_the_next_prompt_works(server, rank):
     assert len(server.folders()) == 1
 
 
+# each case but that of the quick run starts ComfyUI again; the tests end every ComfyUI by Ctrl-C anyway
 @pytest.mark.parametrize(
     ("busy", "how"),
     [
-        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) != QUICK_END))
+        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) != ("in the middle", "SIGKILL")))
         for name, busy in {"idle": False, "in the middle": True}.items()
         for how in ENDS
     ],
@@ -116,7 +110,7 @@ def test_when_comfyui_ends_its_workers_end(server: FaultyComfyUI, ledger: Ledger
 
     if busy:
         with pytest.raises(ComfyUIError, match="ended while a graph was running"):
-            Disturbed(server, server.long(), end)
+            disturbed(server, server.long(), end)
     else:
         end()
     assert server.process.poll() is not None

@@ -27,7 +27,6 @@ from tests.vae.comfy_vaes import save_image_vae
 pytestmark = thorough
 
 TOLERANCE = 1e-5
-START_SECONDS = 480
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +35,8 @@ def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("elsewhere")
     vae = save_image_vae(comfyui.base_dir / "models" / "vae" / "elsewhere.safetensors")
     shutil.copy(vae, folder)
-    shutil.copy(
-        comfyui.base_dir / "models" / "diffusion_models" / "tiny-dev.safetensors", folder / "renamed.safetensors"
-    )
+    model = comfyui.base_dir / "models" / "diffusion_models" / "tiny-dev.safetensors"
+    shutil.copy(model, folder / "renamed.safetensors")
     secret = comfyui.env[VARIABLE]
     Path(secret).touch(mode=0o600)
     Path(secret).write_text("the secret of a test's workers")
@@ -46,24 +44,14 @@ def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
         *("--master-addr", address.host, "--master-port", str(rendezvous), "-m", "parallel_backend.worker"),
-        *(
-            "--listen",
-            str(address).removeprefix(SCHEME),
-            "--device",
-            "cpu",
-            "--models",
-            str(folder),
-            "--secret",
-            secret,
-            "--comfyui",
-            os.environ["COMFYUI_PATH"],
-        ),
+        *("--listen", str(address).removeprefix(SCHEME), "--device", "cpu", "--models", str(folder)),
+        *("--secret", secret, "--comfyui", os.environ["COMFYUI_PATH"]),
     ]
     with (folder / "log").open("wb") as log, pytest.MonkeyPatch.context() as patch:
         agent = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=REPO, stdout=log, stderr=log)
         try:
             patch.setenv(VARIABLE, secret)
-            ask(address, START_SECONDS)
+            ask(address, seconds=480)
             yield address
         except ValueError as error:
             pytest.fail(f"{error}\n{(folder / 'log').read_text(errors='replace')}")
@@ -84,9 +72,8 @@ def test_pixels_of_workers_of_torchrun_equal_comfyuis(
 ) -> None:
     """These workers cannot pass pixels in shared memory."""
     latent = torch.randn(1, 16, 9, 7, generator=torch.Generator().manual_seed(1))
-    save_file(
-        {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, comfyui.input_dir / "elsewhere.latent"
-    )
+    tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, comfyui.input_dir / "elsewhere.latent")
     graph = {
         "vae": node("VAELoader", vae_name="elsewhere.safetensors"),
         "latent": node("LoadLatent", latent="elsewhere.latent"),

@@ -11,7 +11,6 @@ import sys
 import time
 import venv
 import zipfile
-from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -112,14 +111,12 @@ TOLD = {
     "many": {"equal noise on all ranks", "cancel flag, ring 2", "a hop overlaps with attention"},
     "compiled": {f"{SMALL}, compiled by aot_eager, a step against ComfyUI's", "FLUX.1-dev, compiled by aot_eager"},
     "formats": {"GGUF's kernels"},
-    "races": set(),
     "whole": {"streamed weights, FLUX.1-dev"},
     "shares": {
         "rates for plans",
         *(f"{SMALL}, a rank's share, {plan}" for plan in ("1 worker", "ulysses 2", "ring 2")),
         f"{SMALL}, a step against ComfyUI's forward",
     },
-    "prompts": set(),
     "connections": {"NCCL's transports"},
     "pipeline": {
         "no hang while kernels are loaded",
@@ -151,28 +148,7 @@ def passes(checks: str, output: str) -> None:
     found = set(LINE.findall(output))
     assert not [name for verdict, name in found if verdict == "FAIL"], output
     assert {name for verdict, name in found if verdict == "PASS"} == PASSED[checks]
-    assert TOLD[checks] <= {name for verdict, name in found if verdict == "INFO"}
-
-
-def bare_python(folder: Path, without: Collection[str]) -> Path:
-    """Return a Python with links to this one's packages except some, as on a machine that lacks those."""
-    venv.create(folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for found in metadata.distributions():
-        if not found.name.lower().replace("_", "-").startswith(tuple(without)):
-            for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
-                if not top.endswith(".pth") and not (packages / top).exists():
-                    (packages / top).symlink_to(Path(str(found.locate_file(top))))
-    return folder / "bin" / "python"
-
-
-def wheel_of(name: str, folder: Path) -> None:
-    """Write an installed package into a wheel."""
-    found = metadata.distribution(name)
-    with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as wheel:
-        for file in found.files or ():
-            if file.parts[0] not in ("..", "__pycache__"):
-                wheel.write(str(found.locate_file(file)), str(file))
+    assert TOLD.get(checks, set()) <= {name for verdict, name in found if verdict == "INFO"}
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +156,11 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that gpu_prepare.sh makes, here without a network: one wheel, ComfyUI and this pack as it is."""
     gpu = tmp_path_factory.mktemp("visit") / ".gpu"
     (gpu / "wheels").mkdir(parents=True)
-    wheel_of(BROUGHT_ALONG, gpu / "wheels")
+    package = metadata.distribution(BROUGHT_ALONG)
+    with zipfile.ZipFile(gpu / "wheels" / f"{BROUGHT_ALONG}-{package.version}-py3-none-any.whl", "w") as wheel:
+        for part in package.files or ():
+            if part.parts[0] not in ("..", "__pycache__"):
+                wheel.write(str(package.locate_file(part)), str(part))
     shutil.copy(ROOT / "scripts" / "gpu_on_card.sh", gpu)
     pack = "git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | xz -0"
     comfyui = (
@@ -194,11 +174,20 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of a card's machine. It lacks the packages of the stand-ins, of the tests, and the one that the visit
-    brings along.
+    """Return the Python of a card's machine, with links to this one's packages.
+
+    It lacks the packages of the stand-ins, of the tests, and the one that the visit brings along.
     """
     lacking = (*STAND_INS, "pytest", "hypothesis", "playwright", BROUGHT_ALONG)
-    return bare_python(tmp_path_factory.mktemp("machine"), lacking)
+    folder = tmp_path_factory.mktemp("machine")
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for found in metadata.distributions():
+        if not found.name.lower().replace("_", "-").startswith(lacking):
+            for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                if not top.endswith(".pth") and not (packages / top).exists():
+                    (packages / top).symlink_to(Path(str(found.locate_file(top))))
+    return folder / "bin" / "python"
 
 
 def visit(gpu: Path, python: Path, out: Path, *lists: str) -> subprocess.CompletedProcess[str]:
@@ -272,42 +261,29 @@ def test_a_list_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Pa
     assert "nope: no such list: use any of prompts, one, " in done.stderr
 
 
-def unplanned(lists: Collection[str]) -> set[str]:
-    """Return the lists that no visit would run."""
-    planned = {name.partition("-")[0] for name in (*ONE_CARD, *ONE_CARD_AGAIN, *SEVERAL_CARDS)}
-    return set(lists) - planned - {"ready"}
-
-
-def test_every_list_is_planned() -> None:
-    assert unplanned(LISTS) == set()
-    assert unplanned(LISTS.keys() | {"extra"}) == {"extra"}
-    assert {name.partition("-")[0] for name in ENTRIES} - LISTS.keys() == {"doctor"}
+def test_every_list_is_planned_and_has_its_expected_checks() -> None:
     assert ENTRIES.keys() == {*ONE_CARD, *ONE_CARD_AGAIN, *SEVERAL_CARDS}
+    assert {name.partition("-")[0] for name in ENTRIES} | {"ready"} == LISTS.keys() | {"doctor"}
+    assert LISTS.keys() == PASSED.keys()
 
 
-def test_scripts_limit_a_visit_to_nine_minutes() -> None:
+def test_scripts_limit_a_visit_to_nine_minutes_and_its_page_has_the_lists_of_one_card_and_their_seconds() -> None:
     assert LIMIT <= 540
     for script in ("gpu.sh", "gpu_on_card.sh"):
         assert f"LIMIT=${{LIMIT:-{LIMIT}}}" in (ROOT / "scripts" / script).read_text()
-
-
-def test_the_page_of_a_visit_has_the_lists_of_one_card_and_their_seconds() -> None:
     page = (ROOT / "docs/develop/first-card.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\S+)` \| .+ \| (\d+) \|$", page, re.MULTILINE)
     assert rows == [(name, str(ENTRIES[name].seconds)) for name in (*ONE_CARD, *ONE_CARD_AGAIN)]
 
 
-@pytest.mark.parametrize("order", [ONE_CARD, ONE_CARD_AGAIN, SEVERAL_CARDS])
-def test_lists_that_hang_leave_the_other_lists_their_time(order: tuple[str, ...]) -> None:
-    left: float = LIMIT - INSTALLATION - ENDING
-    for place, name in enumerate(order):
-        seconds = seconds_for(name, order[place + 1 :], left)
-        assert ENTRIES[name].seconds <= seconds <= 2 * ENTRIES[name].seconds
-        left -= seconds
-    assert left >= 0
-
-
-def test_a_short_visit_gives_the_first_lists_their_time() -> None:
+def test_lists_that_hang_leave_the_other_lists_their_time_and_a_short_visit_gives_it_to_the_first() -> None:
+    for order in (ONE_CARD, ONE_CARD_AGAIN, SEVERAL_CARDS):
+        left: float = LIMIT - INSTALLATION - ENDING
+        for place, name in enumerate(order):
+            seconds = seconds_for(name, order[place + 1 :], left)
+            assert ENTRIES[name].seconds <= seconds <= 2 * ENTRIES[name].seconds
+            left -= seconds
+        assert left >= 0
     assert seconds_for("prompts", ONE_CARD[1:], 150) == ENTRIES["prompts"].seconds
     assert seconds_for("one", ONE_CARD[2:], 50) == 50
 
@@ -375,10 +351,6 @@ def test_only_the_kernels_for_hopper_stay_in_a_library() -> None:
     assert found == b"code" + FATBIN + sizes + new + gone + b"more" + FATBIN + bytes(8) + bytes(len(old)) + b"end"
     with pytest.raises(ValueError, match="no kernels for Hopper"):
         only_hopper(kernels(old))
-
-
-def test_every_list_has_its_expected_checks() -> None:
-    assert LISTS.keys() == PASSED.keys() == TOLD.keys()
 
 
 class Tries(Report):

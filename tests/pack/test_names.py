@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
 from scripts.comfyui import REPO
 
 GLOSSARY = REPO / "docs" / "develop" / "glossary.md"
-MAX_ROWS = 50
 FOLDERS = ("nodes", "parallel_backend", "tests", "scripts", "benchmarks")
 PRODUCT = ("nodes", "parallel_backend")
 
@@ -52,9 +49,8 @@ def repeated_classes(files: Mapping[str, str]) -> dict[str, Sequence[str]]:
     """Return the files of each class name that is defined more than once."""
     found = defaultdict(list)
     for path, source in files.items():
-        for node in ast.walk(ast.parse(source, Path(path).name)):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(path)
+        for name in re.findall(r"^\s*class (\w+)[(:\[]", source, re.MULTILINE):
+            found[name].append(path)
     return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
@@ -94,5 +90,5 @@ def test_a_repeated_class_name_is_found() -> None:
 
 def test_the_glossary_has_at_most_fifty_rows_of_three_cells() -> None:
     table = rows(GLOSSARY.read_text(encoding="utf-8"))
-    assert 30 < len(table) <= MAX_ROWS
+    assert 30 < len(table) <= 50
     assert {len(row) for row in table} == {3}

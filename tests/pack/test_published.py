@@ -132,13 +132,16 @@ def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:
     assert phases | set(KINDS.values()) <= words("en", "main.json")["parallel"]["names"].keys()
 
 
-def test_every_slot_has_a_chinese_name_and_descriptions_and_tooltips_have_chinese_characters() -> None:
-    nodes = words("zh", "nodeDefs.json")
+@pytest.mark.parametrize(("language", "letters"), [("en", re.compile("[a-z]")), ("zh", CHINESE)])
+def test_every_node_and_slot_has_a_name_and_a_description_in_each_language(
+    language: str, letters: re.Pattern[str]
+) -> None:
+    nodes = words(language, "nodeDefs.json")
     assert set(nodes) == {page.stem for page in HELP}
     for name, node in nodes.items():
         slots = [*node["inputs"].values(), *node.get("outputs", {}).values()]
         assert all(slot["name"] for slot in slots), name
-        assert all(CHINESE.search(text) for text in (node["description"], *(slot["tooltip"] for slot in slots))), name
+        assert all(letters.search(text) for text in (node["description"], *(slot["tooltip"] for slot in slots))), name
 
 
 BLUEPRINTS = sorted((REPO / "subgraphs").glob("*.json"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -124,12 +126,9 @@ def test_a_workflow_calls_a_script_and_nothing_else(name: str, when: set[str], c
     assert (REPO / called).exists()
 
 
-def test_only_the_known_workflows_exist() -> None:
+def test_the_newest_comfyui_is_checked_daily_first_by_its_sources() -> None:
     assert {path.name for path in (REPO / ".github" / "workflows").iterdir()} == {"quick.yml", "newest.yml"}
     assert workflow("newest.yml")["permissions"]["issues"] == "write"
-
-
-def test_the_newest_comfyui_is_checked_daily_first_by_its_sources() -> None:
     (when,) = workflow("newest.yml")[True]["schedule"]
     assert re.fullmatch(r"\d+ \d+ \* \* \*", when["cron"])
     text = (REPO / "scripts" / "newest.sh").read_text(encoding="utf-8")
@@ -137,35 +136,21 @@ def test_the_newest_comfyui_is_checked_daily_first_by_its_sources() -> None:
     assert (REPO / "scripts" / "still_binds.py").exists()
 
 
-def row(
-    comfyui: str = "0.30.0",
-    torch: str = "2.11.0",
-    result: str = "1 passed",
-    day: str = "2026-11-24",
-    run: str = "the quick run",
-) -> tested.Row:
-    return tested.Row(comfyui, torch, "3.11", run, result, day)
-
-
+USUAL = tested.Row("0.30.0", "2.11.0", "3.11", "the quick run", "1 passed", "2026-11-24")
 PAGE = f"before\n{tested.BEGIN}{tested.END}after\n"
 
 
+def row(**changes: str) -> tested.Row:
+    return dataclasses.replace(USUAL, **changes)
+
+
 def test_a_run_replaces_an_older_run_with_the_same_versions() -> None:
-    page = PAGE
-    for each in (
-        row(comfyui="0.33.0", day="1"),
-        row(torch="2.9.0"),
-        row(),
-        row(comfyui="0.33.0", day="2", result="all"),
-    ):
-        page = tested.written(page, each)
+    older, newer = row(comfyui="0.33.0", day="1"), row(comfyui="0.33.0", day="2", result="all")
+    page = functools.reduce(tested.written, (older, row(torch="2.9.0"), USUAL, newer), PAGE)
     assert page.startswith("before\n") and page.endswith("after\n")
-    assert tested.rows_of(page) == [row(torch="2.9.0"), row(), row(comfyui="0.33.0", day="2", result="all")]
-
-
-def test_a_page_without_a_place_for_tested_versions_is_refused() -> None:
+    assert tested.rows_of(page) == [row(torch="2.9.0"), USUAL, newer]
     with pytest.raises(ValueError, match="has no place for tested versions"):
-        tested.written("no table", row())
+        tested.written("no table", USUAL)
 
 
 def test_a_row_has_the_versions_and_counts_of_a_run(tmp_path: Path) -> None:
@@ -188,17 +173,14 @@ def test_the_table_can_be_read_and_the_readme_has_it_in_words() -> None:
 
 
 def test_the_readmes_line_leaves_out_runs_that_failed() -> None:
-    rows = [
-        row(comfyui="0.33.0", day="2026-11-25"),
-        row(torch="2.15.0", run="models, attention"),
-        row(),
-        row(torch="2.9.0", day="2026-12-24", result="9 passed, 1 failed"),
-    ]
+    failed = row(torch="2.9.0", day="2026-12-24", result="9 passed, 1 failed")
+    newer, part = row(comfyui="0.33.0", day="2026-11-25"), row(torch="2.15.0", run="models, attention")
+    rows = [newer, part, USUAL, failed]
     assert tested.in_words(rows) == (
         "ComfyUI 0.30.0 with torch 2.11.0, in part with torch 2.15.0; ComfyUI 0.33.0 with torch 2.11.0. "
         "The last run without a failure was on 2026-11-25.\n"
     )
-    assert tested.in_words(rows[-1:]) == "No run without a failure yet.\n"
+    assert tested.in_words([failed]) == "No run without a failure yet.\n"
 
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -212,20 +194,25 @@ def listed(checks: str, *verdicts: str, device: str = CARD, ended: bool = True, 
     return lines + [ReportLine(checks, 0, device, "INFO", "the end", "", end=True)] * ended
 
 
+def written(folder: Path, lines: list[ReportLine], *rows: tested.Row) -> tuple[int, list[str]]:
+    """Write a visit's row into pages with these rows; return the command's exit status, and the pages."""
+    report, pages = folder / FILE, [folder / tested.PAGE, folder / tested.README]
+    for page in pages:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(functools.reduce(tested.written, rows, PAGE))
+    report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    status = tested.main([str(report), "--into", str(folder)])
+    return status, [page.read_text() for page in pages]
+
+
 def test_a_visit_becomes_a_row_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [*listed("prompts", "PASS", "PASS", "INFO", "FAIL"), *listed("one", "PASS", day="2026-11-28")]
     run = f"scripts/gpu.sh on {CARD}: prompts, one"
     expected = tested.Row("0.30.0", "2.11.0", "3.12", run, "3 passed, 1 failed", "2026-11-28")
     assert tested.row_of_report(lines) == expected
-    report, pages = tmp_path / FILE, [tmp_path / tested.PAGE, tmp_path / tested.README]
-    for page in pages:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(tested.written(PAGE, row()))
-    report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    assert tested.main([str(report), "--into", str(tmp_path)]) == 0
-    table, readme = (page.read_text() for page in pages)
-    assert tested.rows_of(table) == [row(), expected]
-    assert readme == PAGE.replace(tested.END, tested.in_words([row()]) + tested.END)
+    status, (table, readme) = written(tmp_path, lines, USUAL)
+    assert (status, tested.rows_of(table)) == (0, [USUAL, expected])
+    assert readme == PAGE.replace(tested.END, tested.in_words([USUAL]) + tested.END)
     assert run in capsys.readouterr().out
 
 
@@ -255,11 +242,5 @@ def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
 def test_a_visit_that_makes_no_row_is_refused(
     lines: list[ReportLine], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report, pages = tmp_path / FILE, [tmp_path / tested.PAGE, tmp_path / tested.README]
-    for page in pages:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(PAGE)
-    report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    assert tested.main([str(report), "--into", str(tmp_path)]) == 2
+    assert written(tmp_path, lines) == (2, [PAGE, PAGE])
     assert sentence in capsys.readouterr().err
-    assert [page.read_text() for page in pages] == [PAGE, PAGE]

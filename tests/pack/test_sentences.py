@@ -119,10 +119,8 @@ def test_reasons_for_a_plan_are_known(
 
 
 def test_the_doctors_lines_and_remedies_are_known() -> None:
-    machines = [GOOD, *(dataclasses.replace(GOOD, **change) for change, *_ in FAULTS)]
-    machines += [dataclasses.replace(GOOD, allocator="cudaMallocAsync"), dataclasses.replace(GOOD, open_files=-1)]
-    machines.append(dataclasses.replace(GOOD, under_windows=True))
-    machines.append(dataclasses.replace(GOOD, derived=(DERIVED,)))
+    described = ({"allocator": "cudaMallocAsync"}, {"open_files": -1}, {"under_windows": True}, {"derived": (DERIVED,)})
+    machines = [dataclasses.replace(GOOD, **change) for change in ({}, *described, *(fault[0] for fault in FAULTS))]
     told = {finding for machine in machines for finding in examine(machine)}
     texts = {finding.text for finding in told} | {finding.remedy for finding in told} | set(REMEDIES.values())
     as_they_are = {
@@ -172,11 +170,13 @@ def accidents(said: Iterable[str], types: Mapping[str, Mapping[str, Any]]) -> se
     All gaps of a sentence have the same value. The values are the samples in turn.
     """
     patterns = {english: pattern(english, types) for english in TRANSLATED}
+    any_pattern = re.compile("|".join(compiled.pattern for compiled in patterns.values()), re.S)
     shapes = {shape(part) for text in said for part in parts(text) if re.search("[A-Za-z]", part)}
     texts = {(each.replace(GAP, value), each) for each in shapes for value in (*SAMPLES.values(), TEXT)}
     return {
         (text, english)
         for text, own in texts
+        if any_pattern.fullmatch(text)
         for english, compiled in patterns.items()
         if compiled.fullmatch(text) and shape(english) != own
     }

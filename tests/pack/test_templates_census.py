@@ -100,9 +100,7 @@ def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> Non
     assert by_class(["SAM31"], said) == (OTHER, "SAM31: segmentation")
 
 
-def test_a_refused_node_decides_a_template_of_an_unsharded_class(
-    graphs: dict[str, dict[str, Node]],
-) -> None:
+def test_a_refused_node_decides_a_template_of_an_unsharded_class(graphs: dict[str, dict[str, Node]]) -> None:
     assert by_nodes(graphs["video_causal_forcing_i2v"], (UNSHARDED, "")) == (REFUSED, REFUSED_NODES["SamplerARVideo"])
     assert by_nodes(graphs["sdxl_simple_example"], (UNSHARDED, "SDXL: unsharded")) == (UNSHARDED, "SDXL: unsharded")
     assert by_nodes(graphs["flux_schnell"], None) is None

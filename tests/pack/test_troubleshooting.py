@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.refusals.of_flux import PLANS
+from tests.refusals.sentences import strings
 from tests.support.nodes_module import nodes_module
 
 REPO = Path(__file__).parents[2]
@@ -28,34 +29,31 @@ def runs(text: str) -> list[str]:
     return [" ".join(part.split()).strip(" '") for part in BREAK.split(text)]
 
 
-@pytest.fixture(scope="module")
-def said() -> str:
-    """Return all texts of the code."""
-    texts: list[str] = []
-    for folder in ("parallel_backend", "nodes"):
-        for path in sorted((REPO / folder).rglob("*.py")):
-            for found in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(found, ast.JoinedStr):
-                    texts.append("".join(v.value if isinstance(v, ast.Constant) else "…" for v in found.values))
-                elif isinstance(found, ast.Constant) and isinstance(found.value, str):
-                    texts.append(found.value)
-    return "|".join(run for text in texts for run in runs(text))
-
-
 def unsaid(quote: str, said: str) -> list[str]:
     """Return a quotation's runs of at least FEWEST words that the code does not contain."""
     return [run for run in runs(quote) if len(run.split()) >= FEWEST and run not in said]
 
 
-def test_quoted_messages_are_in_the_code(said: str) -> None:
+def test_quoted_messages_are_in_the_code() -> None:
+    said = "|".join(run for text in strings() for run in runs(text))
     assert len(QUOTES) > 100
     assert sum(any(len(run.split()) >= FEWEST for run in runs(quote)) for quote in QUOTES) > len(QUOTES) / 2
     assert {quote: lost for quote in QUOTES if (lost := unsaid(quote, said))} == {}
     assert unsaid("worker 7 says: the ring has lost its ulysses", said) == ["the ring has lost its ulysses"]
 
 
-def test_each_message_and_title_of_the_page_is_found_at_its_own_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = nodes_module("troubleshooting", monkeypatch)
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Provide the module that finds the entries of the page."""
+    return nodes_module("troubleshooting", monkeypatch)
+
+
+TITLES = ("error.", "outcome.slow")
+"""Beginnings of the keys of the page's texts that are titles of messages and marks."""
+
+
+def test_each_message_title_and_sentence_of_a_plan_has_its_entry(page: ModuleType) -> None:
+    """The sentences of plans are those of ComfyUI's server, with their numbers."""
     assert len(page.entries()) > 80
     lost = {}
     for entry in page.entries():
@@ -66,32 +64,18 @@ def test_each_message_and_title_of_the_page_is_found_at_its_own_entry(monkeypatc
                 lost[said] = page.entry_of(said)
     assert lost == {}
     assert page.entry_of("Another pack's node failed: list index out of range") == ""
-
-
-TITLES = ("error.", "outcome.slow")
-"""Beginnings of the keys of the page's texts that are titles of messages and marks."""
-
-
-def test_titles_that_users_see_have_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = nodes_module("troubleshooting", monkeypatch)
     texts = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["texts"]
     titles = [text for key, text in texts.items() if key.startswith(TITLES)]
-    assert len(titles) >= 6
-    assert [title for title in (*titles, "no GPU is visible", "Windows", "WSL") if not page.entry_of(title)] == []
+    plans = [sentence for _, sentence in PLANS.values()]
+    assert len(titles) >= 6 and len(plans) > 5
+    shown = (*titles, *plans, "no GPU is visible", "Windows", "WSL")
+    assert [text for text in shown if not page.entry_of(text)] == []
 
 
-def test_the_page_has_every_entry_as_html_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = nodes_module("troubleshooting", monkeypatch)
+def test_the_page_has_every_entry_as_html_with_its_id(page: ModuleType) -> None:
     made = page.as_html()
     assert re.findall(r'<li id="(entry-\d+)">', made) == [entry.id for entry in page.entries()]
     text = html.unescape(re.sub(r"<[^>]+>", "", made))
     for entry in page.entries():
         plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", re.sub(r"[*`]", "", entry.text))
         assert " ".join(plain.split()) in " ".join(text.split())
-
-
-def test_every_sentence_that_the_browser_shows_of_plans_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentences are those of ComfyUI's server, with their numbers."""
-    page = nodes_module("troubleshooting", monkeypatch)
-    assert len(PLANS) > 5
-    assert [sentence for _, sentence in PLANS.values() if not page.entry_of(sentence)] == []

@@ -26,31 +26,25 @@ REPO = Path(__file__).parents[2]
 FACTS = RankFacts("machine-a", "cuda:0", "2.11.0", "0.42.1", code_digest())
 
 
-def test_the_range_of_diffusers_is_that_of_the_requirements() -> None:
+def test_the_ranges_are_those_of_the_requirements_and_of_the_readme() -> None:
     """test_published has that pyproject.toml lists the same requirements."""
     listed = re.search(r"^diffusers.*$", (REPO / "requirements.txt").read_text(), re.MULTILINE)
     assert listed
     allowed = Requirement(listed[0]).specifier
     (major, minor), (newest_major, newest_minor) = diffusers_family.OLDEST, diffusers_family.NEWEST
     assert {str(each) for each in allowed} == {f">={major}.{minor}", f"<{newest_major}.{newest_minor + 1}"}
-
-
-def test_the_readme_states_the_range() -> None:
     text = (REPO / "README.md").read_text()
     assert f"diffusers {diffusers_family.SUPPORTED} for CogVideoX and PixArt" in text
     assert f"torch {versions.dotted(versions.OLDEST_TORCH)} or newer" in text
 
 
-@pytest.mark.parametrize("found", ["2.6.0+cu126", "2.11.0", "2.12.0.dev20260101", "3.0.0"])
-def test_a_torch_in_the_range_is_accepted(found: str) -> None:
-    versions.check_torch(found)
-
-
-@pytest.mark.parametrize("found", ["2.4.1", "2.5.1+cu124"])
-def test_an_older_torch_is_refused_in_one_sentence(found: str) -> None:
-    message = f"torch {found} is installed and the workers need 2.6 or newer: update ComfyUI's torch."
-    with pytest.raises(Refused, match=f"^{re.escape(message)}$"):
+def test_only_an_older_torch_is_refused_and_in_one_sentence() -> None:
+    for found in ("2.6.0+cu126", "2.11.0", "2.12.0.dev20260101", "3.0.0"):
         versions.check_torch(found)
+    for found in ("2.4.1", "2.5.1+cu124"):
+        message = f"torch {found} is installed and the workers need 2.6 or newer: update ComfyUI's torch."
+        with pytest.raises(Refused, match=f"^{re.escape(message)}$"):
+            versions.check_torch(found)
 
 
 def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
@@ -91,40 +85,35 @@ def see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None
     return installed_is
 
 
+def facts(**changes: object) -> RankFacts:
+    return msgspec.structs.replace(FACTS, **changes)
+
+
 @pytest.mark.parametrize(
-    ("what", "value", "named"),
+    ("change", "check", "said"),
     [
-        ("torch", "2.10.0", "torch 2.10.0"),
-        ("code", "1234", "the pack's code 1234"),
+        ({"torch": "2.10.0"}, versions.check_members, "torch 2.10.0 and worker 0 on machine-a "),
+        ({"code": "1234"}, versions.check_members, "the pack's code 1234 and worker 0 on machine-a "),
+        (
+            {"diffusers": "0.35.0"},
+            versions.check_members_diffusers,
+            "diffusers 0.35.0 and worker 0 on machine-a 0.42.1: install the same version",
+        ),
     ],
 )
-def test_a_rank_that_differs_is_named_with_its_host(what: str, value: str, named: str) -> None:
-    other = msgspec.structs.replace(FACTS, host="machine-b", **{what: value})
-    with pytest.raises(Refused, match=f"^worker 2 on machine-b has {named} and worker 0 on machine-a "):
-        versions.check_members([FACTS, FACTS, other])
+def test_a_rank_that_differs_is_named_with_its_host(
+    change: dict[str, str], check: Callable[[list[RankFacts]], None], said: str
+) -> None:
+    with pytest.raises(Refused, match=f"^{re.escape(f'worker 2 on machine-b has {said}')}"):
+        check([FACTS, FACTS, facts(host="machine-b", **change)])
 
 
-def test_ranks_may_have_any_diffusers_if_no_model_needs_it() -> None:
-    versions.check_members([FACTS, *(msgspec.structs.replace(FACTS, diffusers=found) for found in ("", "0.43.0"))])
-
-
-def test_a_rank_with_another_diffusers_is_named_if_a_model_needs_it() -> None:
-    other = msgspec.structs.replace(FACTS, host="machine-b", diffusers="0.35.0")
-    named = (
-        r"^worker 2 on machine-b has diffusers 0\.35\.0 and worker 0 on machine-a 0\.42\.1: install the same version"
-    )
-    with pytest.raises(Refused, match=named):
-        versions.check_members_diffusers([FACTS, FACTS, other])
-
-
-@pytest.mark.parametrize("found", ["0.34.0", ""])
-def test_ranks_with_an_unsupported_diffusers_are_refused_if_a_model_needs_it(found: str) -> None:
-    old = msgspec.structs.replace(FACTS, diffusers=found)
-    said = re.escape(
-        f"{diffusers_family.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r"
-    )
-    with pytest.raises(Refused, match=f"^{said}"):
-        versions.check_members_diffusers([old, old])
+def test_ranks_with_an_unsupported_diffusers_are_refused_only_if_a_model_needs_it() -> None:
+    versions.check_members([FACTS, facts(diffusers=""), facts(diffusers="0.43.0")])
+    for found in ("0.34.0", ""):
+        said = f"{diffusers_family.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r"
+        with pytest.raises(Refused, match=f"^{re.escape(said)}"):
+            versions.check_members_diffusers([facts(diffusers=found)] * 2)
 
 
 def test_the_families_of_diffusers_are_those_that_the_sentence_names() -> None:
@@ -136,11 +125,9 @@ def test_the_families_of_diffusers_are_those_that_the_sentence_names() -> None:
 
 
 def test_workers_with_other_code_than_comfyui_are_refused() -> None:
-    old = msgspec.structs.replace(FACTS, code="1234")
-    with pytest.raises(
-        Refused, match=r"^the workers on machine-a run another version of this pack \(1234\) than ComfyUI"
-    ):
-        versions.check_members([old, old])
+    said = r"^the workers on machine-a run another version of this pack \(1234\) than ComfyUI"
+    with pytest.raises(Refused, match=said):
+        versions.check_members([facts(code="1234")] * 2)
 
 
 @pytest.fixture
@@ -160,14 +147,11 @@ def comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def told_of(folder: Path) -> RankFacts:
     files.own_files.cache_clear()
-    return msgspec.structs.replace(FACTS, comfyui="0.46.0", comfyui_files=files.own_files(str(folder)))
-
-
-def test_ranks_with_comfyuis_own_files_are_accepted(comfyui: Path) -> None:
-    versions.check_members([told_of(comfyui), told_of(comfyui)])
+    return facts(comfyui="0.46.0", comfyui_files=files.own_files(str(folder)))
 
 
 def test_workers_with_another_comfyui_version_are_refused(comfyui: Path) -> None:
+    versions.check_members([told_of(comfyui)] * 2)
     old = msgspec.structs.replace(told_of(comfyui), comfyui="0.45.0")
     message = (
         "the workers on machine-a have ComfyUI 0.45.0 and this one is 0.46.0: install the same version on all machines and "

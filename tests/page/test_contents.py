@@ -53,16 +53,6 @@ def template_cards(page: Page) -> Locator:
     return dialog.get_by_test_id("template-workflows-content").locator("[data-testid^=template-workflow-]")
 
 
-def open_template(page: Page, name: str) -> None:
-    """Open one of the pack's templates from the template browser."""
-    active = "app.extensionManager.workflow.activeWorkflow"
-    before = page.evaluate(f"{active}.path")
-    press(template_cards(page).and_(page.get_by_test_id(f"template-workflow-{name}")))
-    expect(page.get_by_role("dialog")).to_have_count(0)
-    # if opened a second time, the workflow's name ends in a number
-    page.wait_for_function(f"{active}?.path !== {before!r} && {active}?.filename.startsWith({name!r})", polling=POLLING)
-
-
 DESCRIBED = """card => {
     const place = card.querySelector("p") ?? card.querySelector("h3").parentElement;
     return getComputedStyle(place, "::after").content;
@@ -90,19 +80,11 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-@thorough  # the cards are the browser's own: test_sprites_template_runs_from_the_page opens one
-@pytest.mark.parametrize("name", sorted({*TEMPLATES} - {SPRITES}))
-def test_template_opens_from_the_browser(page: Page, name: str) -> None:
-    open_template(page, name)
-    assert_whole(page, name)
-
-
 def assert_whole(page: Page, name: str) -> None:
     """Check that the open graph is a template of the pack, with only known nodes and with connected inputs."""
     nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
     assert nodes.keys() & LOADERS
     assert all(nodes.values()), nodes
-    expect(page.get_by_text("Missing node")).to_have_count(0)
     if name == SPRITES:  # the template's files are here; FLUX.1 dev's are not
         expect(page.get_by_test_id("error-overlay")).to_have_count(0)
     unconnected = page.evaluate(
@@ -111,6 +93,8 @@ def assert_whole(page: Page, name: str) -> None:
     )
     assert unconnected == []
 
+
+PLAN = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
 
 EVERY = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
 """JavaScript for all nodes of a graph, including those in subgraphs."""
@@ -193,23 +177,15 @@ def overlap(one: list[Any], other: list[Any]) -> float:
     return max(0.0, round(min(width, height)))
 
 
-@thorough
-def test_the_page_shows_a_missing_node(page: Page) -> None:
-    """This ComfyUI shows the text whose absence the test above checks."""
-    page.evaluate(
-        """async url => {
-            const graph = await (await fetch(url)).json();
-            graph.nodes.find(n => n.type === "ParallelPlan").type = "NoSuchNode";
-            await app.loadGraphData(graph, true, true, "broken");
-        }""",
-        f"/api/workflow_templates/{PACK}/{SPRITES}.json",
-    )
-    expect(page.get_by_text("Missing node").first).to_be_visible()
-
-
 @always
 def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:
-    open_template(page, SPRITES)
+    active = "app.extensionManager.workflow.activeWorkflow"
+    before = page.evaluate(f"{active}.path")
+    press(template_cards(page).and_(page.get_by_test_id(f"template-workflow-{SPRITES}")))
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    # if opened a second time, the workflow's name ends in a number
+    is_open = f"{active}?.path !== {before!r} && {active}?.filename.startsWith({SPRITES!r})"
+    page.wait_for_function(is_open, polling=POLLING)
     assert_whole(page, SPRITES)
     page.evaluate(
         """() => {
@@ -414,14 +390,6 @@ def inputs_of(node: dict[str, Any]) -> dict[str, Any]:
     return inputs
 
 
-def test_every_node_input_and_output_has_a_tooltip(info: Info) -> None:
-    for name, node in info.items():
-        bare = [key for key, (_, *options) in inputs_of(node).items() if not (options and options[0].get("tooltip"))]
-        assert bare == [], name
-        assert len(node["output_tooltips"]) == len(node["output"]) and all(node["output_tooltips"]), name
-        assert node["description"], name
-
-
 def test_help_pages_name_every_input_and_output(info: Info) -> None:
     for name, node in info.items():
         text = (REPO / "web" / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -429,22 +397,20 @@ def test_help_pages_name_every_input_and_output(info: Info) -> None:
         assert {*inputs_of(node), *node["output_name"]} <= {*re.findall(r"^ *- `(\w+)`", text, re.MULTILINE)}, name
 
 
-# the quick run draws one page; test_help_pages_name_every_input_and_output reads all
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name != "ParallelPlan")) for name in NODES])
-def test_node_help_names_every_input_and_output(page: Page, info: Info, name: str) -> None:
+def test_the_page_draws_the_help_of_a_node(page: Page, info: Info) -> None:
+    node = info["ParallelPlan"]
     page.evaluate(
         """name => {
             const node = app.graph.nodes.find(n => n.type === name) ?? app.graph.add(LiteGraph.createNode(name));
             app.canvas.deselectAll();
             app.canvas.selectNode(node);
         }""",
-        name,
+        node["name"],
     )
     if page.get_by_test_id("panel-tab-info").count() == 0:
         press(page.get_by_test_id("info-button"))
     text = page.locator(".node-help-content")
-    expect(text.get_by_role("heading", level=1)).to_have_text(info[name]["display_name"])
-    node = info[name]
+    expect(text.get_by_role("heading", level=1)).to_have_text(node["display_name"])
     for slot in (*inputs_of(node), *node["output_name"]):
         expect(text.get_by_role("listitem").locator("code").get_by_text(slot, exact=True).first).to_be_visible()
 
@@ -452,32 +418,10 @@ def test_node_help_names_every_input_and_output(page: Page, info: Info, name: st
 # -- messages of a run
 
 
-THOROUGH_LISTS = (
-    "plans",
-    "conditionings",
-    "latents",
-    "nodes",
-    "in the middle",
-    "loras",
-    "files",
-    "whole",
-    "families",
-    "vaes",
-    "stored",
-    "saved prompts",
-    "of diffusers",
-    "videos and pictures",
-    "sound",
-    "computed",
-    "sizes",
-    "networks",
-    "other packs",
-    "what travels",
-    "places and machines",
-)
-"""Lists for `--all`, because one code shows the sentences of all lists.
+QUICK_LISTS = ("marked", "linked")
+"""Lists whose sentences no other test has. The others are for `--all`, because one code shows the sentences of all lists.
 
-The quick run has most of these lists in refusals/test_lists. No other test has the sentences of the lists that it shows here.
+The quick run has most of the others in refusals/test_lists.
 """
 
 ONE_BY_ONE = ("places and machines", "what travels")
@@ -507,7 +451,7 @@ def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in lists.LISTS]
+    "name", [pytest.param(name, marks=[thorough] * (name not in QUICK_LISTS)) for name in lists.LISTS]
 )
 def test_the_screen_shows_the_sentence_of_every_refusal(page: Page, comfyui: ComfyUI, name: str) -> None:
     dismiss(page)
@@ -564,8 +508,7 @@ def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next
     open_graph(page, SPRITES)
     page.evaluate("""() => app.graph.nodes.filter(n => n.type === "LoadConditioning").forEach(
         n => n.widgets[0].value = "cond-37.safetensors")""")
-    set_fields = """fields => app.graph.nodes.find(n => n.type === "ParallelPlan").widgets.forEach(
-        w => w.value = fields[w.name] ?? w.value)"""
+    set_fields = f"fields => {PLAN}.widgets.forEach(w => {{ w.value = fields[w.name] ?? w.value; }})"
     for values, named in (
         ({"devices": "cpu:2", "ulysses": 3}, ["ulysses", "devices"]),
         ({"ulysses": 0, "weights": "sharded", "pipefusion": 2}, ["pipefusion", "weights"]),
@@ -580,8 +523,7 @@ def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next
         page.wait_for_function(f"({MARKED})().flatMap(([, fields]) => fields).includes('{named[0]}')", polling=POLLING)
         ((kind, marked),) = page.evaluate(MARKED)
         assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # the loader, which failed, has no mark
-        plan = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
-        assert page.evaluate(f"[{plan}.showAdvanced, {plan}.serialize().showAdvanced]") == [True, None], "unsaved"
+        assert page.evaluate(f"[{PLAN}.showAdvanced, {PLAN}.serialize().showAdvanced]") == [True, None], "unsaved"
     dismiss(page)
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     expect(page.get_by_text("⚠ ≈ pipefusion").first).to_be_visible()
@@ -608,24 +550,10 @@ SAVED = {
 """A value for each input of Parallel Plan, in the order in which all versions have saved them."""
 
 FIELDS = (
-    *(
-        "GPUs here",
-        "devices",
-        "preset",
-        "cfg",
-        "ulysses",
-        "ring",
-        "data",
-        "weights",
-        "attention",
-        "memory_limit",
-        "compile",
-    ),
-    *("≈ pipefusion", "≈ patches", "≈ warmup_steps", "≈ stages", "≈ exchange"),
+    *("GPUs here", "devices", "preset", "cfg", "ulysses", "ring", "data", "weights", "attention", "memory_limit"),
+    *("compile", "≈ pipefusion", "≈ patches", "≈ warmup_steps", "≈ stages", "≈ exchange"),
 )
 """The fields of Parallel Plan from top to bottom."""
-
-PLAN = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
 
 
 def test_the_plan_shows_the_most_used_fields_first_and_saved_workflows_keep_their_values(page: Page) -> None:
@@ -694,13 +622,9 @@ SIGN = """() => {
 def enter(page: Page, name: str, value: str) -> None:
     """Enter a value into a number of Parallel Plan by the keyboard, in either renderer."""
     if page.evaluate("LiteGraph.vueNodesMode"):
-        plan = page.locator(
-            f'[data-node-id="{page.evaluate("app.graph.nodes.find(n => n.type === `ParallelPlan`).id")}"]'
-        )
+        plan = page.locator(f'[data-node-id="{page.evaluate(f"{PLAN}.id")}"]')
         box = plan.locator("div", has_text=re.compile(f"^{name}$")).get_by_role("spinbutton").last
-        box.click(
-            force=True
-        )  # something transparent lies over the number, by which the page changes it with the pointer
+        box.click(force=True)  # something transparent lies over it, by which the pointer changes the number
     else:
         page.mouse.dblclick(*page.evaluate(WIDGET, name))
         box = page.locator(".graphdialog input")
@@ -715,7 +639,7 @@ def test_the_loader_shows_what_to_expect_after_enter_and_on_an_idle_machine_with
     The renderer has made the nodes anew, with the first text on the loader.
     """
     open_graph(page, SPRITES)
-    page.evaluate("app.graph.nodes.find(n => n.type === 'ParallelPlan').showAdvanced = true")
+    page.evaluate(f"{PLAN}.showAdvanced = true")
     shown = "text => { const sign = eval(text[0])(); return sign.includes(text[1]) && !sign.includes(text[2]); }"
     can, cannot, took = "2 workers: ", "This plan cannot run", []
     page.wait_for_function(shown, arg=[SIGN, can, cannot], polling=POLLING)

@@ -92,13 +92,11 @@ def test_all_texts_are_readable_in_both_themes(page: Page, panel: Locator, theme
     expect(page.locator("html.dark-theme, body.dark-theme")).to_have_count(int(theme == "dark"))
     found = panel.evaluate(CONTRASTS)
     assert len(found) > 40
-    hidden = {
-        what: round(contrast, 1)
-        for what, contrast in found
-        if contrast < (VISIBLE if what.startswith("pp-") else LEGIBLE)
-    }
+    least = {what: VISIBLE if what.startswith("pp-") else LEGIBLE for what, _ in found}
+    hidden = {what: round(contrast, 1) for what, contrast in found if contrast < least[what]}
     page.evaluate(set_palette, "dark")
     assert hidden == {}
+    assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0, "no content is wider than the panel"
 
 
 @thorough
@@ -114,10 +112,6 @@ def test_a_run_of_16_ranks_fits_in_half_a_small_screen(panel: Locator, comfyui: 
     assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
 
 
-def test_no_content_is_wider_than_the_panel(panel: Locator) -> None:
-    assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
-
-
 def test_buttons_free_the_memory_and_stop_the_workers(panel: Locator) -> None:
     workers = section(panel, "workers")
     press(panel, "Free memory")
@@ -128,8 +122,7 @@ def test_buttons_free_the_memory_and_stop_the_workers(panel: Locator) -> None:
     expect(section(panel, "plans")).to_contain_text("run a graph first")
 
 
-# the quick run has the doctor's findings in ComfyUI in host/test_doctor, its route in test_routes, and the panel's sentence of
-# findings in web/panel.test.js
+# the quick run has the doctor's findings in ComfyUI in test_routes, and the panel's sentence of findings in web/panel.test.js
 @thorough
 def test_the_doctor_shows_its_progress_and_then_its_findings(panel: Locator) -> None:
     doctor = section(panel, "doctor")
@@ -154,13 +147,6 @@ def test_a_button_proves_all_declared_models(panel: Locator) -> None:
     expect(doctor.locator(".pp-finding", has_text="WAN21_T2V")).to_contain_text("2 inputs")
 
 
-def cancelled(comfyui: ComfyUI, seed: int) -> None:
-    """Run a graph and cancel the run at its third step."""
-    graph = parallel(ksampler_graph("tiny-schnell", steps=1000, seed=seed), "cpu:2")
-    run = comfyui.queue(graph, on_progress=lambda step: step.value == 3 and comfyui.interrupt(), timeout=300)
-    assert run.status == "interrupted"
-
-
 def test_the_last_run_is_the_cancelled_one(panel: Locator, comfyui: ComfyUI) -> None:
     """No failure of an earlier run is shown as the last run's, and no earlier result without its time."""
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=166), "cpu:2"), timeout=300).check()
@@ -169,11 +155,11 @@ def test_the_last_run_is_the_cancelled_one(panel: Locator, comfyui: ComfyUI) -> 
     failure, last = section(panel, "failure"), section(panel, "last-run")
     expect(failure).to_contain_text("The last run failed")
     expect(last.locator("p").first).to_have_text(re.compile(r"^Failed, at \d+:\d\d"))
-    cancelled(comfyui, 168)
+    graph = parallel(ksampler_graph("tiny-schnell", steps=1000, seed=168), "cpu:2")
+    run = comfyui.queue(graph, on_progress=lambda step: step.value == 3 and comfyui.interrupt(), timeout=300)
+    assert run.status == "interrupted"
     expect(last.locator("p").first).to_have_text(re.compile(r"^Cancelled after \d+ of 1000, at \d+:\d\d"))
-    expect(
-        panel.get_by_role("button", name="Measure again")
-    ).to_be_enabled()  # no failure is shown before the run has ended
+    expect(panel.get_by_role("button", name="Measure again")).to_be_enabled()  # the run has ended
     expect(failure).to_be_hidden()
     expect(last.locator("p").nth(1)).to_have_text(re.compile(r"^The last run with a result ended at \d+:\d\d"))
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=5, seed=169), "cpu:2"), timeout=300).check()

@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable
 
 import pytest
-import torch
 
 from parallel_backend.host.runs.outcome import moment
 from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel
 from tests.support.page.outcomes import outcome
-from tests.support.selection import thorough
+from tests.support.server import NARROW
 from tests.vae.comfy_vaes import save_image_vae
 
 STEP = re.compile(r"Step (\d) of 4( · \d+\.\d\d s a step( · \d+ s left)?)?")
 
 
-def job(seed: int, devices: str = "cpu:2", *, sampler: bool = False) -> Graph:
-    return parallel(ksampler_graph("tiny-schnell", width=64, height=64, cfg=2.0, seed=seed), devices, sampler=sampler)
+def job(seed: int, devices: str = "cpu:2", steps: int = 4) -> Graph:
+    return parallel(ksampler_graph(NARROW, width=64, height=64, steps=steps, cfg=2.0, seed=seed), devices)
 
 
 def told(run: QueuedRun, name: str) -> list[str]:
     return [each.text for each in run.texts if each.node == name]
 
 
-def times_of(server: ComfyUI, run: QueuedRun) -> tuple[float, float]:
-    """Return the beginning and the end of a run in seconds since 1970."""
-    messages = dict(server.history(run.prompt_id)["status"]["messages"])
-    begun, ended = (messages[name]["timestamp"] / 1e3 for name in ("execution_start", "execution_success"))
-    return begun, ended
-
-
 @pytest.fixture(scope="module")
-def runs_of(comfyui: ComfyUI) -> Callable[[bool], list[QueuedRun]]:
-    """Provide a function that runs the same job on one worker and then on two, once for each sampler's node."""
-
-    @functools.cache
-    def runs(sampler: bool) -> list[QueuedRun]:
-        graphs = [job(4110, devices, sampler=sampler) for devices in ("cpu:1", "cpu:2")]
-        return [comfyui.queue(graph, timeout=300).check() for graph in graphs]
-
-    return runs
+def runs(comfyui: ComfyUI) -> list[QueuedRun]:
+    """Run the same job on one worker and then on two."""
+    return [comfyui.queue(job(4110, devices), timeout=300).check() for devices in ("cpu:1", "cpu:2")]
 
 
-def test_the_node_shows_its_workers_its_steps_and_the_outcome(
-    comfyui: ComfyUI, runs_of: Callable[[bool], list[QueuedRun]]
-) -> None:
-    _, run = runs_of(False)
+def test_the_node_shows_its_workers_its_steps_and_the_outcome(comfyui: ComfyUI, runs: list[QueuedRun]) -> None:
+    _, run = runs
     texts = told(run, "sampler")
     assert texts[:2] == ["Preparing", "Starting 2 workers, 0 s"]
     steps = [STEP.fullmatch(text)[1] for text in texts if text.startswith("Step")]  # type: ignore[index]
@@ -61,12 +43,9 @@ def test_the_node_shows_its_workers_its_steps_and_the_outcome(
     assert outcome(comfyui, run, "sampler")["starting"] > 0, "counted apart"
 
 
-# of Parallel Sampler, test_contents::test_sprites_template_runs_from_the_page has the outcome in the history
-@pytest.mark.parametrize("sampler", [False, pytest.param(True, marks=thorough)], ids=["KSampler", "ParallelSampler"])
-def test_the_history_has_the_outcome_of_a_run(
-    comfyui: ComfyUI, runs_of: Callable[[bool], list[QueuedRun]], sampler: bool
-) -> None:
-    one, two = runs_of(sampler)
+def test_the_history_has_the_outcome_of_a_run(comfyui: ComfyUI, runs: list[QueuedRun]) -> None:
+    """That of Parallel Sampler is in test_contents::test_sprites_template_runs_from_the_page."""
+    one, two = runs
     alone = outcome(comfyui, one, "sampler")
     assert (alone["gain"], alone["sent"]) == (None, 0)
 
@@ -80,12 +59,12 @@ def test_the_history_has_the_outcome_of_a_run(
     assert found["gain_is"] == "measured", "the same job has run on one device"
     assert found["gain"] == pytest.approx(alone["seconds_a_step"] / found["seconds_a_step"])
     assert found["alone"] == alone["seconds_a_step"]
-    begun, ended = times_of(comfyui, one)
+    messages = dict(comfyui.history(one.prompt_id)["status"]["messages"])
+    begun, ended = (messages[name]["timestamp"] / 1e3 for name in ("execution_start", "execution_success"))
     assert begun < found["alone_at"] <= ended, "that of the run on one device"
     (gain,) = [line for line in told(two, "sampler")[-1].splitlines() if "as fast as" in line]
-    numbers = re.search(
-        r"([\d.]+)x as fast as one device: ([\d.]+) s a step in this run, ([\d.]+) s on one device", gain
-    )
+    said = r"([\d.]+)x as fast as one device: ([\d.]+) s a step in this run, ([\d.]+) s on one device"
+    numbers = re.search(said, gain)
     assert numbers, gain
     factor, now, before = map(float, numbers.groups())
     assert factor == pytest.approx(before / now, rel=0.02), "both numbers are shown"
@@ -105,22 +84,21 @@ def test_the_node_warns_of_a_slower_path(comfyui: ComfyUI) -> None:
 
 def test_a_run_of_fast_steps_shows_two_lines_a_second_and_a_cancelled_run_its_last_step(comfyui: ComfyUI) -> None:
     """A page that draws a line for each fast step falls behind, and then handles Cancel seconds later."""
-    graph = job(4130)
-    graph["sampler"]["inputs"]["steps"] = 200
-    run = comfyui.queue(graph, on_progress=lambda step: step.value == 60 and comfyui.interrupt(), timeout=300)
+    graph = job(4130, steps=1000)
+    run = comfyui.queue(graph, on_progress=lambda step: step.value == 40 and comfyui.interrupt(), timeout=300)
     assert run.status == "interrupted"
-    assert re.fullmatch(r"Cancelled after \d+ of 200", run.texts[-1].text)
+    assert re.fullmatch(r"Cancelled after \d+ of 1000", run.texts[-1].text)
     lines = [text for text in run.texts if text.text.startswith("Step ")]
     seconds = run.progress[-1].time - run.progress[0].time
     assert 1 <= len(lines) <= 2 + seconds / 0.5, (len(lines), seconds)
-    left = r"Step \d+ of 200 · \d+\.\d\d s a step · \d+ (s|min) left"
+    left = r"Step \d+ of 1000 · \d+\.\d\d s a step · \d+ (s|min) left"
     assert all(re.fullmatch(left, line.text) for line in lines[1:]), lines
 
 
 def test_a_decoder_and_an_encoder_show_their_progress(comfyui: ComfyUI) -> None:
-    save_image_vae(comfyui.base_dir / "models" / "vae" / "told.safetensors", torch.float16)
+    save_image_vae(comfyui.base_dir / "models" / "vae" / "told.safetensors")
     graph = {
-        "image": node("EmptyImage", width=64, height=64, batch_size=2, color=255),
+        "image": node("EmptyImage", width=32, height=32, batch_size=2, color=255),
         "plan": node("ParallelPlan", devices="cpu:2"),
         "vae": node("LoadParallelVAE", vae_name="told.safetensors", plan=["plan", 0]),
         "latent": node("VAEEncode", pixels=["image", 0], vae=["vae", 0]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.flux import ksampler_graph, parallel
 from tests.support.page.outcomes import idle
 
 Read = frozenset[str]
@@ -30,10 +32,9 @@ TEXT: list[str] = []
 """Marks a body that is plain text, without fields."""
 
 FIELDS: dict[Key, list[str] | None] = {
-    ("POST", "compare"): None,
     ("POST", "doctor"): None,
+    ("POST", "compare"): None,
     ("POST", "models"): None,
-    ("GET", "doctor"): None,
     ("POST", "bench"): ["graph", "name"],
     ("GET", "run"): None,
     ("GET", "status"): None,
@@ -48,14 +49,18 @@ FIELDS: dict[Key, list[str] | None] = {
     ("POST", "measure"): None,
     ("POST", "free"): None,
     ("POST", "stop"): None,
+    ("GET", "doctor"): None,
 }
 """All routes of the pack by name, and the fields that each reads of its body; None for a route that reads no body.
 
-The tests call the routes in this order: while a comparison runs, the doctor, which takes minutes on a busy machine, does not
-begin.
+The tests call the routes in this order: while the doctor runs, no other job begins, and the second route of the doctor gets
+the findings of the same run.
 """
 
 LOADER = {"kind": "UNETLoader", "file": "tiny-schnell.safetensors"}
+NAMES = ("127.0.0.1", "localhost", "[::1]", "10.1.2.3", socket.gethostname())
+"""Names of this machine by which a page may ask it."""
+
 EXPECTED: dict[str, Any] = {
     "kind": "LoadParallelFlux",
     "file": "tiny-schnell.safetensors",
@@ -96,33 +101,40 @@ def registered(server: ComfyUI, pack: str) -> dict[Key, list[str] | None]:
     return plain
 
 
-def read_by(server: ComfyUI, method: str, path: str, body: object = None) -> Read:
-    """Return the parts of a request that a route's handler reads to answer."""
-    answer = ask(server, method, path, body, **{"X-Watch": "yes"})
+def watched(server: ComfyUI, method: str, path: str, body: object = None, **headers: str) -> tuple[Read, str]:
+    """Return the parts of a request that a route's handler reads to answer, and the answer's text."""
+    answer = ask(server, method, path, body, **headers, **{"X-Watch": "yes"})
     assert answer.status_code in (200, 409), answer.text
-    return frozenset(json.loads(answer.headers["X-Read"]))
+    return frozenset(json.loads(answer.headers["X-Read"])), answer.text
 
 
-def compared(server: ComfyUI) -> None:
-    """Run a graph that can be compared, and wait until nothing else runs."""
-    server.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=181), "cpu:2")).check()
-    idle(server)
+def test_each_registered_route_reads_only_the_guards_headers_and_its_own_body(comfyui: ComfyUI) -> None:
+    """No route reads a query string, a part of the path, a cookie, or a field of a body that is not in the table.
 
-
-def test_each_registered_route_reads_only_the_guards_headers_and_its_own_body(
-    comfyui: ComfyUI,
-) -> None:
-    """No route reads a query string, a part of the path, a cookie, or a field of a body that is not in the table."""
+    The doctor's requests, one by each name of this machine, come while the doctor runs and get the findings of this run.
+    """
     assert registered(comfyui, "ComfyUI-Parallel") == {(m, f"/parallel/{name}"): f for (m, name), f in FIELDS.items()}
-    compared(comfyui)
-    bodies = BODIES | {"troubleshooting": "a message"}
-    read = {key: read_by(comfyui, key[0], f"/parallel/{key[1]}?a=b", bodies.get(key[1])) for key in FIELDS}
-    assert read == {key: GUARD if fields is None else WITH_BODY for key, fields in FIELDS.items()}
     idle(comfyui)
+    bodies, read = BODIES | {"troubleshooting": "a message"}, {}
+    *others, doctor = FIELDS
+    for method, name in others:
+        read[method, name], _ = watched(comfyui, method, f"/parallel/{name}?a=b", bodies.get(name))
+    hosts = [f"{name}:{urlsplit(comfyui.url).port}" for name in NAMES]
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        told = list(pool.map(lambda host: watched(comfyui, "GET", "/parallel/doctor?a=b", Host=host), hosts))
+    assert len({*told}) == 1, "measured values differ from run to run"
+    read[doctor], text = told[0]
+    assert read == {key: GUARD if fields is None else WITH_BODY for key, fields in FIELDS.items()}
+    findings = {finding["name"]: finding for finding in json.loads(text)}
+    assert findings["torch"]["text"].startswith(torch.__version__.split("+")[0])
+    assert findings["2 workers, cpu"]["status"] == "ok"
+    assert "all-to-all through gloo" in findings["2 workers, cpu"]["text"]
 
 
 def test_every_route_refuses_a_page_of_another_origin(comfyui: ComfyUI) -> None:
+    """So it does with a page whose own name resolves to this machine."""
     port = urlsplit(comfyui.url).port
+    hosts = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "256.1.1.1")
     strange = (
         {"Origin": "http://127.0.0.1:1"},
         {"Origin": "https://evil.example"},
@@ -130,16 +142,18 @@ def test_every_route_refuses_a_page_of_another_origin(comfyui: ComfyUI) -> None:
         {"Sec-Fetch-Site": "same-site"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"},
+        *({"Host": f"{host}:{port}"} for host in hosts),
     )
-    asked = [(method, name, headers) for method, name in FIELDS for headers in strange]
-    answers = [ask(comfyui, method, f"/parallel/{name}", **headers) for method, name, headers in asked]
-    assert [each for each, answer in zip(asked, answers, strict=True) if answer.status_code != 403] == []
+    for (method, name), headers in itertools.product(FIELDS, strange):
+        answer = ask(comfyui, method, f"/parallel/{name}", **headers)
+        assert answer.status_code == 403, (method, name, headers)
+        assert "Host" not in headers or answer.text.startswith(f"'{headers['Host']}'")
 
 
 def test_a_route_that_reads_more_is_detected(comfyui: ComfyUI) -> None:
     planted = ("GET", "/other_pack/planted/{file}")
     assert planted in registered(comfyui, "other-pack")
-    assert read_by(comfyui, "GET", "/other_pack/planted/a?path=b") == {"query", "match_info"}
+    assert watched(comfyui, "GET", "/other_pack/planted/a?path=b")[0] == {"query", "match_info"}
 
 
 JSON = st.recursive(
@@ -246,19 +260,6 @@ def test_a_benchmark_that_fails_to_start_leaves_none_active(comfyui: ComfyUI) ->
         assert post(comfyui, "bench", body).status_code in (400, 409)
         assert comfyui.get("/parallel/status")["bench"]["doing"] == ""
         assert "has no Load Diffusion Model" in post(comfyui, "bench", UNMEASURED).text, "it can begin again"
-
-
-def test_only_one_of_several_simultaneous_jobs_begins(comfyui: ComfyUI) -> None:
-    compared(comfyui)
-    names = ("compare", "bench", "compare")
-
-    def ask_together(name: str) -> requests.Response:
-        return post(comfyui, name, BODIES.get(name), **{"X-Together": str(len(names))})
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        answers = [answer.json()["said"] for answer in pool.map(ask_together, names)]
-    assert sum("a run is going on: " in said for said in answers) == len(names) - 1, answers
-    idle(comfyui)
 
 
 @pytest.fixture

@@ -103,17 +103,8 @@ def test_no_renderer_shows_the_settings_on_the_loader(page: Page) -> None:
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 
-GPUS = [
-    {
-        "device": f"cuda:{index}",
-        "name": "NVIDIA GeForce RTX 4090",
-        "total": 24e9,
-        "free": 20e9,
-        "load": 97,
-        "temperature": 71,
-    }
-    for index in range(3)
-]
+GPU = {"name": "NVIDIA GeForce RTX 4090", "total": 24e9, "free": 20e9, "load": 97, "temperature": 71}
+GPUS = [GPU | {"device": f"cuda:{index}"} for index in range(3)]
 
 
 @pytest.fixture
@@ -123,9 +114,8 @@ def three_gpus(page: Page) -> Iterator[None]:
     def answer(route: Route) -> None:
         status = route.fetch().json() if not told else told[0]
         told[:] = [status]
-        route.fulfill(
-            json={**status, "memory": [*GPUS, *(each for each in status["memory"] if each["device"] == "cpu")]}
-        )
+        cpu = [each for each in status["memory"] if each["device"] == "cpu"]
+        route.fulfill(json={**status, "memory": [*GPUS, *cpu]})
 
     told: list[dict[str, Any]] = []
     page.evaluate("""() => {
@@ -149,9 +139,7 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_during_a_run(
     expect(memory).to_contain_text("faster together (auto)")
     for number, devices, disabled in ((1, "0,2", []), (0, "2", [2]), (1, "1,2", []), (0, "auto", [])):
         ticks.nth(number).dispatch_event("click")
-        page.wait_for_function(
-            f"devices => app.extensionManager.setting.get({DEVICES!r}) === devices", arg=devices, polling=POLLING
-        )
+        page.wait_for_function(f"app.extensionManager.setting.get({DEVICES!r}) === {devices!r}", polling=POLLING)
         expect(memory).to_contain_text("(auto)" if devices == "auto" else f"devices {devices} ")
         assert [index for index in range(3) if ticks.nth(index).is_disabled()] == disabled
         assert loader_in(page.evaluate(PROMPT)).get("devices", "auto") == devices
@@ -165,9 +153,8 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_during_a_run(
         page.evaluate(SET, ["Parallel.Strip", wanted])
         page.evaluate(tell, "execution_start")
         if wanted:
-            expect(strip.locator(".pp-gpu")).to_have_text(
-                [f"cuda:{index} 97 % · 4.00 GB of 24.0 GB · 71 °C" for index in range(3)]
-            )
+            texts = [f"cuda:{index} 97 % · 4.00 GB of 24.0 GB · 71 °C" for index in range(3)]
+            expect(strip.locator(".pp-gpu")).to_have_text(texts)
             page.evaluate(tell, "execution_success")
         expect(strip).to_have_count(0)
     page.evaluate(tell, "execution_success")

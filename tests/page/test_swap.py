@@ -21,14 +21,15 @@ from tests.support.graphs.vae import pixels, saved
 from tests.support.latents import relative_error
 from tests.support.page.browser import GREETED, OPENING, POLLING, READY, SET
 from tests.support.page.swapping import (
+    CLOSE,
     FLUX,
     LOOSE,
     PROMOTED,
     PROMPT,
     STATE,
     TRACKER,
-    WORKFLOWS,
     open_stock,
+    reload,
     said,
     swap,
     tab,
@@ -45,7 +46,6 @@ PARTS = 15
 CHANGED = 12
 """Least number of templates of a part in which a loader changes: those with a VAE, or with a supported model."""
 
-CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
 SWAPPED = {
     "UNETLoader": "LoadParallelDiffusionModel",
     "CheckpointLoaderSimple": "LoadParallelCheckpoint",
@@ -62,16 +62,6 @@ def _files(comfyui: ComfyUI) -> None:
     save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
     (models / "vae").mkdir(exist_ok=True)
     save_image_vae(models / "vae" / "ae.safetensors")
-
-
-def expected(prompt: Graph, swapped: set[str]) -> Graph:
-    """Return a copy of the graph in which only these loaders are swapped."""
-    graph = copy.deepcopy(prompt)
-    for name in swapped:
-        kind = SWAPPED[graph[name]["class_type"]]
-        graph[name]["class_type"] = kind
-        graph[name]["inputs"] |= {"frame_batches": "original"} if kind == "LoadParallelVAE" else {}
-    return graph
 
 
 DRAWN = re.compile(r"painter-\d+-\d+\.png \[input\]")
@@ -93,7 +83,12 @@ def comparable(prompt: Graph) -> Graph:
 
 def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:
     """Check that the graph to queue differs only in these loaders."""
-    assert comparable(page.evaluate(PROMPT)) == comparable(expected(before, swapped))
+    graph = copy.deepcopy(before)
+    for name in swapped:
+        kind = SWAPPED[graph[name]["class_type"]]
+        graph[name]["class_type"] = kind
+        graph[name]["inputs"] |= {"frame_batches": "original"} if kind == "LoadParallelVAE" else {}
+    assert comparable(page.evaluate(PROMPT)) == comparable(graph)
 
 
 def test_one_click_swaps_the_loaders_of_fluxs_own_template_and_back(page: Page) -> None:
@@ -305,19 +300,6 @@ def test_nothing_to_swap_and_a_locked_canvas_give_one_sentence(page: Page) -> No
     assert page.evaluate(STATE) == before
 
 
-@thorough
-@pytest.mark.parametrize("mode", [2, 4], ids=["muted", "bypassed"])
-def test_loaders_in_a_muted_or_bypassed_subgraph_stay(page: Page, mode: int) -> None:
-    open_stock(page, FLUX)
-    page.evaluate("mode => { app.graph.nodes.find(n => n.subgraph).mode = mode; }", mode)
-    before = page.evaluate(STATE)
-    text = swap(page, "Use all GPUs")
-    assert "No loader here can change to all GPUs." in text
-    for title in ("Load Diffusion Model", "Load VAE"):
-        assert f"{title} was not swapped: it is muted or bypassed." in text, text
-    assert page.evaluate(STATE) == before
-
-
 def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> None:
     loaders = [{"kind": kind, "file": "../../../secret"} for kind in ("UNETLoader", "VAELoader")]
     answer = requests.post(f"{comfyui.url}/parallel/loaders", json=loaders, timeout=60)
@@ -392,7 +374,7 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
         return found
 
     open_stock(page, name)
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
+    reload(page)
     before, prompt, promoted = state(), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     loose = page.evaluate(LOOSE)  # some templates have loose links of their own
     text = swap(page, "Use all GPUs")
@@ -438,7 +420,7 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_node_is_swapped(page:
             file.connect(0, loader, slot);
         }"""
     )
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
+    reload(page)
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     text = swap(page, "Use all GPUs")
     assert "1 VAE on all GPUs" in text, text
@@ -470,27 +452,10 @@ def test_a_checkpoint_is_swapped_with_all_of_its_links_and_back(page: Page, comf
                 loader.connect(slot, node, node.inputs.findIndex(input => input.name === name));
         }"""
     )
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
+    reload(page)
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     assert "1 model on all GPUs" in swap(page, "Use all GPUs")
     assert_swapped(page, prompt, {name for name, each in prompt.items() if each["class_type"] in SWAPPED})
-    swap(page, "Back to one GPU")
-    assert page.evaluate(STATE) == before
-
-
-@thorough
-def test_a_subgraph_that_is_used_twice_is_swapped_in_both_places_with_a_message(page: Page) -> None:
-    open_stock(page, FLUX)
-    page.evaluate("app.graph.add(LiteGraph.createNode(app.graph.nodes.find(n => n.subgraph).type))")
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
-    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
-    loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
-    assert len(loaders) == 4
-    text = swap(page, "Use all GPUs")
-    assert "1 model and 1 VAE on all GPUs" in text, text
-    assert "Load Diffusion Model is in a subgraph that is used 2 times, and changes in each." in text, text
-    assert_swapped(page, prompt, loaders)
-    assert page.evaluate(PROMOTED) == promoted
     swap(page, "Back to one GPU")
     assert page.evaluate(STATE) == before
 

@@ -19,9 +19,19 @@ from torch import Tensor
 from benchmarks.template_graphs import read, template_files
 from scripts.comfyui import REPO, ComfyUI, Graph
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.page import swapping
 from tests.support.page.browser import POLLING, READY
-from tests.support.page.swapping import open_stock, swap, tab
+from tests.support.page.swapping import (
+    CLOSE,
+    FLUX,
+    LOOSE,
+    PROMOTED,
+    PROMPT,
+    STATE,
+    TRACKER,
+    open_stock,
+    reload,
+    swap,
+)
 from tests.support.selection import thorough
 from tests.support.sparse_files import write_sparse
 from tests.support.tiny.flux import save_flux
@@ -31,7 +41,7 @@ from tests.vae.comfy_vaes import save_image_vae
 Put = Callable[..., None]
 
 CLIP, T5 = "clip_l.safetensors", "t5xxl_fp16.safetensors"
-"""The text encoders of FLUX.1's template: CLIP-L with random weights, and T5 XXL in its real size, without data on the disk."""
+"""The text encoders of FLUX.1's template: CLIP-L and T5 XXL in their real sizes, without data on the disk."""
 
 GB = 1_000_000_000
 LARGE = (24 * GB, 23 * GB)
@@ -46,14 +56,17 @@ def _files(comfyui: ComfyUI) -> None:
     """Save the files of FLUX.1's template."""
     models = comfyui.base_dir / "models"
     (models / "text_encoders").mkdir(exist_ok=True)
-    save_text_encoder(models / "text_encoders" / CLIP, "clip-l")
+    comfy_on_path()
+    import comfy.sd1_clip
+
+    clip = next(comfy.sd1_clip.SD1ClipModel(device="meta", dtype=torch.float16).children())
+    write_sparse(models / "text_encoders" / CLIP, clip.transformer.state_dict())
     save_t5(models / "text_encoders" / T5)
     save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
     save_image_vae(models / "vae" / "ae.safetensors")
 
 
 def save_t5(path: Path) -> None:
-    comfy_on_path()
     import comfy.ops
     from comfy.text_encoders import t5
 
@@ -139,19 +152,19 @@ def test_the_server_knows_the_loaders_that_the_page_swaps(comfyui: ComfyUI, card
     assert unknown == ["CLIPLoaderOfAnotherPack"]
 
 
-def single(page: Page, device: str = "default") -> None:
+def single(page: Page) -> None:
     """Open a graph that encodes a prompt with one text encoder, and saves the conditioning."""
     page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'encoder')")
     page.evaluate(
-        """([file, device]) => {
+        """file => {
             const [loader, text, all, save] = ["CLIPLoader", "CLIPTextEncode", "PackEverything", "SaveConditioning"]
                 .map(type => app.graph.add(LiteGraph.createNode(type)));
-            for (const [at, value] of [file, "stable_diffusion", device].entries()) loader.widgets[at].value = value;
+            for (const [at, value] of [file, "stable_diffusion", "default"].entries()) loader.widgets[at].value = value;
             text.widgets[0].value = "a (red:1.3) fox";
             for (const [from, to, name] of [[loader, text, "clip"], [text, all, "conditioning"], [all, save, "conditioning"]])
                 from.connect(0, to, to.inputs.findIndex(input => input.name === name));
         }""",
-        [CLIP, device],
+        CLIP,
     )
     reload(page)
 
@@ -172,41 +185,25 @@ def test_a_text_encoder_too_large_for_one_gpu_is_swapped_with_the_reason_and_bac
     page: Page, comfyui: ComfyUI, cards: Put
 ) -> None:
     """The queued graph makes the same conditioning. Back to one GPU restores the workflow, and one undo reverts that."""
+    save_text_encoder(comfyui.base_dir / "models" / "text_encoders" / CLIP, "clip-l")
     cards(SMALL, SMALL)
     single(page)
-    before, prompt = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     text = swap(page, "Use all GPUs")
     assert "1 text encoder on all GPUs" in text, text
     assert f"Load CLIP was swapped: {CLIP} {WHY_CLIP}" in text, text
-    swapped, queued = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
+    swapped, queued = page.evaluate(STATE), page.evaluate(PROMPT)
     assert kinds(queued) == kinds(prompt) - {"CLIPLoader"} | {"LoadParallelCLIP"}
-    assert page.evaluate(swapping.LOOSE) == []
+    assert page.evaluate(LOOSE) == []
     assert torch.equal(conditioning(comfyui, queued), conditioning(comfyui, prompt))
     assert "1 text encoder back on one GPU" in swap(page, "Back to one GPU")
-    assert page.evaluate(swapping.STATE) == before
-    undone = page.evaluate(f"{swapping.TRACKER}.undoQueue.length") - 1
+    assert page.evaluate(STATE) == before
+    undone = page.evaluate(f"{TRACKER}.undoQueue.length") - 1
     page.evaluate("document.activeElement?.blur()")
     page.keyboard.press("Control+z")
-    page.wait_for_function(f"count => {swapping.TRACKER}.undoQueue.length === count", arg=undone, polling=POLLING)
-    page.wait_for_function(f"!{swapping.TRACKER}._restoringState", polling=POLLING)
-    assert page.evaluate(swapping.STATE) == swapped
-
-
-@thorough
-def test_a_text_encoder_that_one_gpu_holds_or_that_is_on_the_cpu_stays_without_a_word(page: Page, cards: Put) -> None:
-    for device, pairs in (("default", [LARGE, LARGE]), ("default", []), ("cpu", [SMALL, SMALL])):
-        cards(*pairs)
-        single(page, device)
-        before = page.evaluate(swapping.STATE)
-        text = swap(page, "Use all GPUs")
-        assert "No loader here can change to all GPUs." in text, text
-        assert "Load CLIP" not in text and CLIP not in text, text
-        assert page.evaluate(swapping.STATE) == before
-
-
-def reload(page: Page) -> None:
-    """Load the open graph anew, as Undo does."""
-    page.evaluate(f"state => {swapping.TRACKER}.updateState([state], [])", page.evaluate(swapping.STATE))
+    page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=undone, polling=POLLING)
+    page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
+    assert page.evaluate(STATE) == swapped
 
 
 def swap_flux(page: Page, more: Callable[[], Any] = lambda: None) -> tuple[str, dict[str, Any]]:
@@ -215,24 +212,20 @@ def swap_flux(page: Page, more: Callable[[], Any] = lambda: None) -> tuple[str, 
     Args:
         more: changes the template before.
     """
-    open_stock(page, swapping.FLUX)
+    open_stock(page, FLUX)
     more()
     reload(page)
-    before, prompt, promoted = (
-        page.evaluate(swapping.STATE),
-        page.evaluate(swapping.PROMPT),
-        page.evaluate(swapping.PROMOTED),
-    )
+    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     text = swap(page, "Use all GPUs")
-    state, queued = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
-    assert page.evaluate(swapping.PROMOTED) == promoted
-    assert page.evaluate(swapping.LOOSE) == []
+    state, queued = page.evaluate(STATE), page.evaluate(PROMPT)
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(LOOSE) == []
     page.evaluate("state => app.loadGraphData(state, true, true, 'saved')", state)
-    assert page.evaluate(swapping.PROMPT) == queued, "what was saved opens as it was"
+    assert page.evaluate(PROMPT) == queued, "what was saved opens as it was"
     swap(page, "Back to one GPU")
-    assert page.evaluate(swapping.PROMPT) == prompt
-    assert page.evaluate(swapping.PROMOTED) == promoted
-    assert page.evaluate(swapping.STATE)["definitions"] == before["definitions"], "bit for bit"
+    assert page.evaluate(PROMPT) == prompt
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(STATE)["definitions"] == before["definitions"], "bit for bit"
     (loader,) = (each for each in queued.values() if "CLIP" in each["class_type"] and "type" in each["inputs"])
     return text, loader
 
@@ -247,15 +240,6 @@ def test_two_text_encoders_of_a_subgraph_are_swapped_with_their_promoted_fields_
     assert loader["class_type"] == "LoadParallelCLIP"
     none = {"clip_name3": "none", "clip_name4": "none"}
     assert loader["inputs"] == {"clip_name": CLIP, "clip_name2": T5, "type": "flux"} | none
-
-
-@thorough
-def test_two_text_encoders_that_one_gpu_holds_stay_in_their_subgraph(page: Page, cards: Put) -> None:
-    cards(LARGE, LARGE)
-    text, loader = swap_flux(page)
-    assert "1 model and 1 VAE on all GPUs" in text, text
-    assert "CLIP" not in text, text
-    assert loader["class_type"] == "DualCLIPLoader"
 
 
 @thorough
@@ -276,33 +260,6 @@ def test_a_promoted_device_keeps_the_loader_with_the_reason(page: Page, cards: P
     text, loader = swap_flux(page, promote)
     assert "Load CLIP (Dual) was not swapped: its device comes over a link." in text, text
     assert loader["class_type"] == "DualCLIPLoader"
-
-
-@thorough
-def test_a_parallel_loader_of_text_encoders_goes_back_by_its_number_of_files(page: Page) -> None:
-    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'ours')")
-    page.evaluate(
-        """files => {
-            for (const [type, ...more] of files) {
-                const node = app.graph.add(LiteGraph.createNode("LoadParallelCLIP"));
-                const values = { type, clip_name: more[0], clip_name2: more[1], clip_name3: more[2] };
-                for (const widget of node.widgets) widget.value = values[widget.name] ?? widget.value;
-                const text = app.graph.add(LiteGraph.createNode("CLIPTextEncode"));
-                node.connect(0, text, text.inputs.findIndex(input => input.name === "clip"));
-            }
-        }""",
-        [["wan", T5], ["flux", CLIP, T5], ["sd3", CLIP, CLIP, T5]],
-    )
-    text = swap(page, "Back to one GPU")
-    assert "3 text encoders back on one GPU" in text, text
-    assert page.evaluate(swapping.LOOSE) == []
-    prompt = page.evaluate(swapping.PROMPT).values()
-    assert [each["inputs"] for each in prompt if each["class_type"] != "CLIPTextEncode"] == [
-        {"clip_name": T5, "type": "wan", "device": "default"},
-        {"clip_name1": CLIP, "clip_name2": T5, "type": "flux", "device": "default"},
-        {"clip_name1": CLIP, "clip_name2": CLIP, "clip_name3": T5},
-    ]
-    assert "2 text encoders in this workflow" not in tab(page).inner_text()
 
 
 IN_PARALLEL = {
@@ -350,27 +307,23 @@ def test_every_template_with_text_encoders_of_several_files_is_swapped_and_back(
     for name in names:
         open_stock(page, name)
         reload(page)
-        before, prompt = page.evaluate(swapping.STATE), page.evaluate(swapping.PROMPT)
-        promoted, loose = (
-            page.evaluate(swapping.PROMOTED),
-            page.evaluate(swapping.LOOSE),
-        )  # some templates have loose links of their own
-        text, swapped = swap(page, "Use all GPUs"), page.evaluate(swapping.PROMPT)
+        before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+        promoted = page.evaluate(PROMOTED)
+        loose = page.evaluate(LOOSE)  # some templates have loose links of their own
+        text, swapped = swap(page, "Use all GPUs"), page.evaluate(PROMPT)
         reload(page)
         checks = {
             "message": "was swapped: It is large." in text,
             "queued": in_parallel(swapped) == in_parallel(prompt) and not kinds(swapped) & {*IN_PARALLEL},
-            "saved": page.evaluate(swapping.PROMPT) == swapped,
-            "promoted": page.evaluate(swapping.PROMOTED) == promoted,
-            "loose": page.evaluate(swapping.LOOSE) == loose,
+            "saved": page.evaluate(PROMPT) == swapped,
+            "promoted": page.evaluate(PROMOTED) == promoted,
+            "loose": page.evaluate(LOOSE) == loose,
         }
         swap(page, "Back to one GPU")
-        checks["back"] = page.evaluate(swapping.STATE) == before
+        checks["back"] = page.evaluate(STATE) == before
         if failed := [what for what, held in checks.items() if not held]:
             wrong[name] = failed
-        page.evaluate(
-            f"{swapping.WORKFLOWS}.closeWorkflow({swapping.WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
-        )
+        page.evaluate(CLOSE)
     page.reload()
     page.wait_for_function(READY, polling=POLLING)
     assert wrong == {}

@@ -31,23 +31,17 @@ BY_COMMAND = {"pixart_alpha_vae.safetensors"}
 """Files that are saved under another name, so a note gives the command."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _files(comfyui: ComfyUI) -> None:
-    """Save tiny models under the names of the PixArt template's files, and two prompts."""
+@pytest.fixture(scope="module")
+def _files(comfyui: ComfyUI, video_vae: Path) -> None:
+    """Save tiny models under the names of the templates' files, two prompts, and a picture.
+
+    CogVideoX's VAE has its real size, because ComfyUI accepts no other.
+    """
     models = comfyui.base_dir / "models"
     save_pixart(models / "diffusion_models" / "PixArt-XL-2-1024-MS.safetensors")
     save_image_vae(models / "vae" / "pixart_alpha_vae.safetensors", name="sd")
     for number in range(2):
         save_file({"cond": draw(1, 7, TEXT_WIDTH, seed=number)}, comfyui.input_dir / f"template-{number}.safetensors")
-
-
-@pytest.fixture(scope="module")
-def _video_files(comfyui: ComfyUI, video_vae: Path) -> None:
-    """Save tiny models under the names of the CogVideoX templates' files, and a picture.
-
-    The VAE has its real size, because ComfyUI accepts no other.
-    """
-    models = comfyui.base_dir / "models"
     save_cogvideox(models / "diffusion_models" / "CogVideoX-5b.safetensors", "5b")
     save_cogvideox(models / "diffusion_models" / "CogVideoX-5b-I2V.safetensors", "5b-i2v")
     Image.new("RGB", (50, 40), (200, 80, 40)).save(comfyui.input_dir / "example.png")
@@ -94,10 +88,10 @@ def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
     return file
 
 
-# the quick run has the templates' nodes and inputs in test_every_template_fits_comfyuis_nodes, the model through them in
-# families/test_cogvideox, and a playable video in features/test_vae
+# the quick run has the templates' nodes and inputs in test_every_template_fits_comfyuis_nodes, the models through them in
+# families/test_cogvideox and test_pixart, a template's picture in test_contents, and a playable video in features/test_vae
 @thorough
-@pytest.mark.usefixtures("_video_files")
+@pytest.mark.usefixtures("_files")
 @pytest.mark.parametrize("name", ["CogVideoX-5b text to video", "CogVideoX-5b image to video"])
 def test_video_templates_save_a_playable_video(comfyui: ComfyUI, name: str) -> None:
     with av.open(output(comfyui, tiny(comfyui, name), "SaveVideo")) as video:
@@ -107,6 +101,8 @@ def test_video_templates_save_a_playable_video(comfyui: ComfyUI, name: str) -> N
     assert frames[0].std() > 0
 
 
+@thorough  # as above
+@pytest.mark.usefixtures("_files")
 def test_the_pixart_template_saves_a_picture(comfyui: ComfyUI) -> None:
     with Image.open(output(comfyui, tiny(comfyui, "PixArt-alpha"), "SaveImage")) as picture:
         assert picture.size == (48, 32)

@@ -150,11 +150,6 @@ def _save_sdxl(models: Path) -> None:
         save_file({"cond": cond, **options}, models.parent / "input" / f"{tiny}-prompt.safetensors")
 
 
-def _sdxl_prompt(graph: Mapping[str, Any], clip: list[Any]) -> dict[str, Any]:
-    """Return a node that replaces the text of a checkpoint's encoder."""
-    return node("LoadConditioning", conditioning=f"{SDXL[graph[clip[0]]['inputs']['ckpt_name']]}-prompt.safetensors")
-
-
 def queued(comfyui: ComfyUI, template: str) -> Graph:
     """Return a template as the page would queue it, small, on two workers and with stand-ins.
 
@@ -178,21 +173,18 @@ def queued(comfyui: ComfyUI, template: str) -> Graph:
         elif kind in LOADERS:
             inputs["plan"] = ["plan", 0]
         elif kind in ("LoraLoader", "LoraLoaderModelOnly"):
-            _save_empty(comfyui.base_dir / "models" / "loras" / inputs["lora_name"])
+            lora = comfyui.base_dir / "models" / "loras" / inputs["lora_name"]
+            if not lora.exists():  # that of a text encoder, or one after a switch that is off: without effect
+                save_file({"unused": torch.zeros(1)}, lora)
         elif kind in ("CreateVideo", "SaveImage"):
             graph["save"] = saved(inputs["images"])
         if kind != "ParallelPlan":
             graph[name] = node(kind, **inputs)
     for name, each in list(graph.items()):
         if template.startswith("SDXL") and each["class_type"] == "CLIPTextEncode":
-            graph[name] = _sdxl_prompt(graph, each["inputs"]["clip"])
+            checkpoint = graph[each["inputs"]["clip"][0]]["inputs"]["ckpt_name"]
+            graph[name] = node("LoadConditioning", conditioning=f"{SDXL[checkpoint]}-prompt.safetensors")
     return graph
-
-
-def _save_empty(path: Path) -> None:
-    """Save a LoRA without effect if the file is missing: that of a text encoder, or one after a switch that is off."""
-    if not path.exists():
-        save_file({"unused": torch.zeros(1)}, path)
 
 
 def stock(graph: Graph) -> Graph:

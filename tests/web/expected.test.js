@@ -73,10 +73,8 @@ test("the compute dtype is found, and prompts are sent only if all of their file
   const zero = { class_type: "ConditioningZeroOut", inputs: { conditioning: ["7", 0] } };
   const same = ["a cat.safetensors", "a cat.safetensors"];
   assert.deepEqual(askedOf(graph({}, others(zero)), "1"), { ...known, prompts: same });
-  const joined = {
-    class_type: "ConditioningConcat",
-    inputs: { conditioning_to: ["7", 0], conditioning_from: ["7", 0] },
-  };
+  const both = { conditioning_to: ["7", 0], conditioning_from: ["7", 0] };
+  const joined = { class_type: "ConditioningConcat", inputs: both };
   const encoded = { class_type: "CLIPTextEncode", inputs: { clip: ["9", 0], text: "a cat" } };
   for (const other of [joined, encoded]) {
     assert.deepEqual(askedOf(graph({}, others(other)), "1"), { ...known, prompts: [] });
@@ -88,11 +86,8 @@ test("the page sends no request while a value is not known", () => {
   assert.ok(latent && sampler);
   assert.equal(askedOf(loose, "1"), undefined, "no sampler");
   assert.equal(askedOf(graph({ unet_name: ["7", 0] }), "1"), undefined, "a linked file");
-  assert.equal(
-    askedOf(graph({ plan: ["9", 0] }, { 9: { class_type: "Other", inputs: {} } }), "1"),
-    undefined,
-    "another's plan",
-  );
+  const other = { 9: { class_type: "Other", inputs: {} } };
+  assert.equal(askedOf(graph({ plan: ["9", 0] }, other), "1"), undefined, "another's plan");
   const picture = { 3: { class_type: "VAEEncode", inputs: { pixels: ["7", 0] } } };
   assert.equal(askedOf(graph({}, picture), "1"), undefined, "a picture's size");
   assert.equal(askedOf(graph(), "5"), undefined, "no such node");

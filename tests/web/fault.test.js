@@ -12,16 +12,12 @@ const prompt = {
 };
 /** @type {(node_id: string, exception_type: string) => import("../../web/comfyui").ExecutionError} */
 const error = (node_id, exception_type) => ({
-  ...{ prompt_id: "p", node_id, node_type: "", exception_type },
-  exception_message: "",
+  ...{ prompt_id: "p", node_id, node_type: "", exception_type, exception_message: "" },
 });
 
-test("if the plan is at fault, the plan's node is marked, however far it is from the error", () => {
+test("if the plan is at fault, its node is marked, however far it is from the error, otherwise the node that failed", () => {
   assert.equal(nodeAtFault(error("2", "PlanRefused"), prompt), "1");
   assert.equal(nodeAtFault(error("4", "PlanRefused"), prompt), "1");
-});
-
-test("otherwise the node that failed is marked", () => {
   assert.equal(nodeAtFault(error("4", "Refused"), prompt), "4");
   assert.equal(nodeAtFault(error("6", "PlanRefused"), prompt), "6", "no plan is connected");
   assert.equal(nodeAtFault(error("9", "PlanRefused"), prompt), "9", "the node is gone");
@@ -38,17 +34,12 @@ const widgets = [
 /** @type {(sentence: string) => string[]} */
 const named = (sentence) => fieldsNamed(sentence, widgets).map((widget) => widget.name);
 
-test("a sentence names a field by its name with a value after it", () => {
-  assert.deepEqual(named("4 workers were asked for (ring 2 x ulysses 2), but 2 devices are there (devices 'cpu:2')."), [
-    "devices",
-    "ring",
-  ]);
+test("a sentence names a field by its name with a value after it, and not by its name alone", () => {
+  const sentence = "4 workers were asked for (ring 2 x ulysses 2), but 2 devices are there (devices 'cpu:2').";
+  assert.deepEqual(named(sentence), ["devices", "ring"]);
   assert.deepEqual(named("weights sharded cannot be used with pipefusion 2."), ["weights"]);
   assert.deepEqual(named("cfg -1 is no degree."), ["cfg"]);
   assert.deepEqual(named("3 workers were asked for: set ring to 2, or to 0 for automatic."), ["ring"]);
-});
-
-test("a field's name alone does not name it", () => {
   assert.deepEqual(named("the weights of a ring live in 2 attention heads of other devices."), []);
 });
 

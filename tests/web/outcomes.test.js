@@ -48,19 +48,13 @@ function page() {
   return { inner, outer, drawn, renderer, signs, tell: tellOutcome, start: () => tell("execution_start") };
 }
 
-test("a run with warnings marks its node once, next to its other badges", () => {
-  const { inner, drawn, tell } = page();
+test("a run with warnings marks its node, and the subgraph node around it, once until the next run starts", () => {
+  const { outer, inner, drawn, tell, start } = page();
   tell(["One device alone would be faster."]);
   tell(["Slower path.", "One device alone would be faster."]);
-  assert.deepEqual(badgesOf(inner), ["#7", "⚠ could be faster"]);
+  for (const node of [inner, outer]) assert.deepEqual(badgesOf(node), ["#7", "⚠ could be faster"]);
   assert.deepEqual(drawn, { title: "⚠ could be faster · Sampler" });
   assert.equal(inner.title, "Sampler", "what is saved");
-});
-
-test("the subgraph node around the node is marked too, until the next run starts", () => {
-  const { outer, inner, tell, start } = page();
-  tell(["Slower path."]);
-  assert.deepEqual(badgesOf(outer), ["#7", "⚠ could be faster"]);
   start();
   assert.deepEqual([outer.badges, inner.badges], [[its], [its]]);
 });

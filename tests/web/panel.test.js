@@ -50,20 +50,10 @@ test("a rank's state is given in words", () => {
 });
 
 test("weights that wait in host memory are counted there", () => {
+  const idle = { phase: "", step: 0, waiting: false };
   const held = [{ model: "flux", nbytes: 5 }];
-  const ranks = [0, 1].map((number) => ({
-    rank: number,
-    device: `cuda:${number}`,
-    held,
-    on_host: 7,
-    phase: "",
-    step: 0,
-  }));
-  const group = {
-    state: /** @type {const} */ ("ready"),
-    model: "",
-    ranks: ranks.map((each) => ({ ...each, waiting: false })),
-  };
+  const ranks = [0, 1].map((rank) => ({ rank, device: `cuda:${rank}`, held, on_host: 7, ...idle }));
+  const group = { state: /** @type {const} */ ("ready"), model: "", ranks };
   const workers = { groups: [group], runs: 0, failure: null };
   const status = {
     workers,
@@ -83,16 +73,13 @@ test("findings and gains are given in one sentence", () => {
   assert.equal(verdict([{ ...finding, status: "ok" }], ENGLISH), "Everything is all right.");
   assert.equal(verdict([{ ...finding, status: "failure" }], ENGLISH), "1 fault; the rest is all right.");
   const times = { seconds: 0.25, alone: 0.5, predicted: 0.2, predicted_alone: 0.5 };
+  const measured = { plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: true };
   assert.equal(
-    gain({ plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: true }, ENGLISH),
+    gain(measured, ENGLISH),
     "Measured on 6 of 20 steps, without LoRA: 250 ms a step with ulysses 2, 500 ms on one device, so 2.00x as fast (2.50x predicted).",
   );
-});
-
-test("without a prediction, a gain has only what was measured", () => {
-  const times = { seconds: 0.25, alone: 0.5, predicted: 0, predicted_alone: 0 };
-  const told = gain({ plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: false }, ENGLISH);
-  assert.ok(told.endsWith("500 ms on one device, so 2.00x as fast."), told);
+  const told = gain({ ...measured, predicted: 0, predicted_alone: 0 }, ENGLISH);
+  assert.match(told, /500 ms on one device, so 2.00x as fast\.$/, "only what was measured");
 });
 
 test("an answer's sentence is found in the panel's JSON and in a refusal's text", () => {
@@ -100,59 +87,32 @@ test("an answer's sentence is found in the panel's JSON and in a refusal's text"
   assert.equal(saidIn("'evil' is not this machine's name"), "'evil' is not this machine's name");
 });
 
+const cost = { rank: 0, device: "cuda:0", seconds: 2, waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
+const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline, workflow: "" };
+
 test("a run without steps shows only its time", () => {
-  const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
-  const run = {
-    number: 1,
-    kind: "decoding",
-    model: "vae",
-    plan: "",
-    calls: 0,
-    ended: 0,
-    decision: null,
-    timeline,
-    workflow: "",
-  };
-  assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH), "2.00 s");
-  assert.equal(
-    timeOf({ ...run, steps: 4, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH),
-    "2.00 s for 4 steps: 500 ms each",
-  );
-  const called = { ...run, steps: 0, calls: 8, ranks: [{ ...cost, seconds: 2 }] };
-  assert.equal(timeOf(called, ENGLISH), "2.00 s of 8 model calls: 250 ms each");
+  const decoding = { ...run, kind: "decoding", decision: null, ranks: [cost] };
+  assert.equal(timeOf({ ...decoding, steps: 0 }, ENGLISH), "2.00 s");
+  assert.equal(timeOf({ ...decoding, steps: 4 }, ENGLISH), "2.00 s for 4 steps: 500 ms each");
+  assert.equal(timeOf({ ...decoding, steps: 0, calls: 8 }, ENGLISH), "2.00 s of 8 model calls: 250 ms each");
 });
 
 test("on one device, without measurements, and on the CPU there is no prediction", () => {
-  const cost = { rank: 0, device: "cuda:0", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
-  const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline, workflow: "" };
   const each = { plan: "ulysses 2", parts: {}, memory: 0, fits: true, changes: false };
   const alone = { ...each, plan: "", devices: 1, chosen: true, seconds: 0.0148 };
   const decision = { why: "", memory: 0, single: alone };
   /** @type {(alternatives: (typeof alone)[], device?: string) => string} */
   const told = (alternatives, device = "cuda:0") => {
-    const ranks = [{ ...cost, device, seconds: 2 }];
+    const ranks = [{ ...cost, device }];
     return timeOf({ ...run, steps: 4, decision: { ...decision, alternatives }, ranks }, ENGLISH);
   };
   assert.equal(told([alone]), "2.00 s for 4 steps: 500 ms each");
-  const several = [alone, { ...each, devices: 2, chosen: false, seconds: 0.02 }];
-  assert.equal(
-    told(several),
-    "2.00 s for 4 steps: 500 ms each, 14.8 ms predicted",
-    "one device may be the fastest of several",
-  );
+  const several = [alone, { ...each, devices: 2, chosen: false, seconds: 0.02 }]; // one may be the fastest of several
+  assert.equal(told(several), "2.00 s for 4 steps: 500 ms each, 14.8 ms predicted");
   for (const device of ["cpu", "machine-2/cpu"]) assert.equal(told(several, device), "2.00 s for 4 steps: 500 ms each");
 });
 
 test("bytes are written as in the nodes' texts", () => {
-  assert.deepEqual([0, 999, 1000, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes), [
-    "0 B",
-    "999 B",
-    "1.00 kB",
-    "1.23 kB",
-    "100 kB",
-    "5.00 MB",
-    "6.13 GB",
-    "23.8 GB",
-    "1.00 TB",
-  ]);
+  const told = [0, 999, 1000, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes).join(", ");
+  assert.equal(told, "0 B, 999 B, 1.00 kB, 1.23 kB, 100 kB, 5.00 MB, 6.13 GB, 23.8 GB, 1.00 TB");
 });

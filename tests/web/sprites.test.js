@@ -2,8 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { offerSprites } from "../../web/sprites.js";
-import { Words } from "../../web/words.js";
-import { LANGUAGES } from "./languages.js";
+import { ENGLISH } from "./languages.js";
 
 const MODEL = "sprites-flux-schnell.safetensors";
 
@@ -27,27 +26,17 @@ async function happens(values, wanted, answer) {
     },
   };
   const api = { fetchApi: async (/** @type {string} */ path) => done.push(path) && answer };
-  await offerSprites(/** @type {any} */ (app), /** @type {any} */ (api), new Words(LANGUAGES, () => "en"));
+  await offerSprites(/** @type {any} */ (app), /** @type {any} */ (api), ENGLISH);
   return done;
 }
 
-const REFRESH = "Comfy.RefreshNodeDefinitions";
-
-test("the page offers no files that are there", async () => {
-  assert.deepEqual(await happens([MODEL], true, new Response("{}")), []);
-});
-
-test("a click installs the sprites", async () => {
+test("a click installs the sprites if they are not there, or a message gives the reason", async () => {
+  const asked = ["asked", "/parallel/sprites"];
+  assert.deepEqual(await happens([MODEL], true, new Response("{}")), [], "they are there");
+  assert.deepEqual(await happens([], null, new Response("{}")), ["asked"], "without a click nothing happens");
   const done = await happens(["other"], true, new Response("{}"));
-  assert.deepEqual(done, ["asked", "/parallel/sprites", REFRESH, "The sprites are in place: Press Run."]);
-});
-
-test("without a click nothing happens", async () => {
-  assert.deepEqual(await happens([], null, new Response("{}")), ["asked"]);
-});
-
-test("a message gives the reason if the sprites could not be copied", async () => {
+  assert.deepEqual(done, [...asked, "Comfy.RefreshNodeDefinitions", "The sprites are in place: Press Run."]);
   const refusal = new Response(JSON.stringify({ said: "the disk is full." }), { status: 500 });
-  const done = await happens([], true, refusal);
-  assert.deepEqual(done, ["asked", "/parallel/sprites", "The sprites are not in place: the disk is full."]);
+  const failed = await happens([], true, refusal);
+  assert.deepEqual(failed, [...asked, "The sprites are not in place: the disk is full."]);
 });

@@ -42,6 +42,7 @@ test("a text is in ComfyUI's current language, with its values", () => {
   locale = "zh";
   assert.equal(words.say("memory.figures", { used: "1 GB", free: "2 GB" }), "已用 1 GB，空闲 2 GB");
   assert.equal(words.name("sampling"), "采样");
+  assert.equal(words.name("something new"), "something new", "the server's word, without a name");
 });
 
 test("a text that a language lacks comes from its base language, otherwise from English", () => {
@@ -66,10 +67,6 @@ test("a refusal stays English, and a line with values is translated", () => {
   assert.equal(words.line(`Failed: ${refusal}`), `失败：${refusal}`);
   assert.equal(words.told("WAN21_T2V, 3 of 40"), "WAN21_T2V，第 3 个，共 40 个");
   assert.equal(words.line("Loading 6.1 of 23.8 GB"), "正在加载 6.1 / 23.8 GB");
-});
-
-test("a phase without a name keeps the server's word", () => {
-  assert.equal(new Words(LANGUAGES, () => "zh").name("something new"), "something new");
 });
 
 test("texts come from the server, and the keys replace them if it has none", async () => {

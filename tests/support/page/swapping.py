@@ -10,6 +10,7 @@ from tests.support.page.browser import POLLING, dismiss, load, press
 
 WORKFLOWS = "app.extensionManager.workflow"
 TRACKER = f"{WORKFLOWS}.activeWorkflow.changeTracker"
+CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
 STATE = "JSON.parse(JSON.stringify(app.rootGraph.serialize()))"
 PROMPT = "app.graphToPrompt().then(({output}) => JSON.parse(JSON.stringify(output)))"
 
@@ -42,6 +43,11 @@ def open_stock(page: Page, name: str) -> None:
     if page.evaluate("!!app.rootGraph.extra.linearMode"):  # the template opens as an app, which has no tabs
         page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
     expect(page.locator(".parallel-tab-button")).to_be_visible()
+
+
+def reload(page: Page) -> None:
+    """Load the open graph anew, as Undo does."""
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
 
 
 def swap(page: Page, button: str) -> str:
