@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scripts.comfyui import REPO, ComfyUI, Graph
-from tests.families.test_hunyuan_image import refining
+from tests.families.test_images import refining
 from tests.support.graphs.comfyui import FLUX1, LATENTS, TOKENS, graph_of, save_latent, with_tensors
 from tests.support.graphs.family_tests import Families, Given, job, save_with_prompts
 from tests.support.graphs.sound import sound_graph

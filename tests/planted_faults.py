@@ -66,7 +66,7 @@ parallel_backend/models/sequence_parallel/placement.py: test_layout.py
 + positions.numel() // unit
 
 tokens are in the order of the ranks
-parallel_backend/models/sequence_parallel/placement.py: attention/test_function_attention.py models/test_function_override.py
+parallel_backend/models/sequence_parallel/placement.py: models/test_function_override.py
 - return torch.cat(together.ranks).argsort()
 + return torch.arange(torch.cat(together.ranks).numel())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 """The largest absolute difference from torch's attention in fp64."""
 
 
-def torch_attention(inputs: Sequence[Tensor], group: int = 1) -> Tensor:
+def torch_attention(inputs: Iterable[Tensor], group: int = 1) -> Tensor:
     """Return torch's attention in fp64, of which only the first head of each `group` of keys and values counts."""
     q, k, v = (x.double().transpose(1, 2) for x in inputs)
     return F.scaled_dot_product_attention(q, k[:, ::group], v[:, ::group], enable_gqa=True).transpose(1, 2)

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph, QueuedRun
 from tests.support.graphs.comfyui import save_latent
@@ -20,7 +19,7 @@ from tests.support.graphs.flux import beside, node, queue_logged
 from tests.support.graphs.vae import FILES, decode, encode, parallel, pixels, saved, saved_pixels
 from tests.support.latents import cached_by_graph, relative_error, saved_latent
 from tests.support.selection import thorough
-from tests.support.tiny.vae import REAL
+from tests.support.tiny.vae import REAL, save_cogvideox_vae
 from tests.vae.comfy_vaes import OF_A_FILE, save_comfy_vae, save_image_vae
 
 Stock = Callable[[Graph], Tensor]
@@ -41,24 +40,11 @@ VIDEO = "cogvideox-vae"
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
 
-def save_video_vae(path: Path) -> None:
-    """Write a CogVideoX VAE of the one size that ComfyUI assumes. A million random numbers repeat in its 200 million weights."""
-    noise = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
-    tensors = {}
-    for number, (name, weight) in enumerate(
-        CogVideoXAutoencoder(CogVideoXAutoencoderConfig(REAL, 3, 16)).module.named_parameters()
-    ):
-        drawn = noise.roll(number).repeat(weight.numel() // len(noise) + 1)[: weight.numel()].view(weight.shape)
-        size, mean = (weight[0].numel() ** -0.5, 0.0) if weight.ndim > 1 else (0.2, float(name.endswith("weight")))
-        tensors[name] = (size * drawn + mean).half()
-    save_file(tensors, path)
-
-
 @pytest.fixture(scope="module")
 def server(comfyui: ComfyUI) -> ComfyUI:
     """Provide a ComfyUI with random latents, and VAEs of CogVideoX, FLUX and Wan of the sizes that ComfyUI assumes."""
     folder = comfyui.base_dir / "models" / "vae"
-    save_video_vae(folder / f"{VIDEO}.safetensors")
+    save_cogvideox_vae(folder / f"{VIDEO}.safetensors", torch.float16, widths=REAL, layers=3)
     save_image_vae(folder / "flux.safetensors", torch.float16)
     save_comfy_vae(folder / "wan.safetensors", "wan")
     for name, shape in LATENTS.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -61,7 +60,6 @@ def outputs_of_each(
 
     def of(case: Case, plan: ResolvedPlan) -> tuple[int, OnRank]:
         def on_rank(_: int) -> list[Tensor]:
-            gc.freeze()  # the collector would visit, and so copy, all objects of the process that has forked this rank
             rank = ProofRank(case, plan)
             prepare(rank)
             found = rank.run(), rank.by_patch()

@@ -89,7 +89,7 @@ def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
 
 
 # the quick run has the templates' nodes and inputs in test_every_template_fits_comfyuis_nodes, the models through them in
-# families/test_cogvideox and test_pixart, a template's picture in test_contents, and a playable video in features/test_vae
+# families/test_diffusers, a template's picture in test_contents, and a playable video in features/test_vae
 @thorough
 @pytest.mark.usefixtures("_files")
 @pytest.mark.parametrize("name", ["CogVideoX-5b text to video", "CogVideoX-5b image to video"])

@@ -11,9 +11,6 @@ from torch.nn import functional as F
 
 Function = Callable[..., Tensor]
 
-BLOCK = 3
-"""Number of tokens in a block of `block_sparse`."""
-
 
 def masked(allowed: Callable[[Tensor, Tensor, int], Tensor]) -> Function:
     """Return an attention function with a mask. Every query also attends to the first key.
@@ -37,16 +34,6 @@ def masked(allowed: Callable[[Tensor, Tensor, int], Tensor]) -> Function:
         return out if told.get("skip_output_reshape") else out.transpose(1, 2).flatten(2)
 
     return override
-
-
-def causal(_: slice, __: int) -> Function:
-    """Return attention in which each token attends to itself and to the tokens before it."""
-    return masked(lambda queries, keys, head: keys <= queries)
-
-
-def block_sparse(_: slice, __: int) -> Function:
-    """Return attention in which each block of tokens attends to every third block, counted from itself."""
-    return masked(lambda queries, keys, head: (queries // BLOCK - keys // BLOCK) % 3 == 0)
 
 
 def windowed(widths: Sequence[int]) -> Callable[[slice, int], Function]:

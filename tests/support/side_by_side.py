@@ -29,7 +29,6 @@ FILES = {
             (
                 "features/test_controlnet_on_qwen_and_sd3",
                 "features/test_every_node",
-                "features/test_every_product",
                 "features/test_files_of_comfyui_models",
                 "features/test_quantised",
                 "features/test_video_inputs",
@@ -39,17 +38,11 @@ FILES = {
         (
             FEATURES,
             (
-                "families/test_cogvideox",
-                "families/test_hunyuan_image",
-                "families/test_hunyuan_video15",
+                "families/test_diffusers",
                 "families/test_infinite_talk",
-                "families/test_ltxv",
-                "families/test_pixart",
                 "families/test_reduced",
-                "families/test_wan_by_frame",
                 "page/test_bench",
                 "page/test_templates_queued",
-                "refusals/test_sizes",
             ),
         ),
     )

@@ -124,6 +124,16 @@ def test_a_truncated_gguf_file_is_refused_with_the_numbers(tmp_path: Path) -> No
         assert str(size) in refusal(path)
 
 
+def test_tensors_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"first": torch.zeros(4), "second": torch.zeros(4)}, path)
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"[16,32]", b"[12,28]"))
+    assert "tensors first and second overlap" in refusal(path)
+    path.write_bytes(raw)
+    assert "overlap" not in refusal(path)
+
+
 def test_an_index_with_a_missing_or_outside_shard_is_refused(tmp_path: Path) -> None:
     folder = save_diffusers(tmp_path / "flux", tmp_path / "single.safetensors", heads=2)
     shards = sorted(folder.glob("*.safetensors"))

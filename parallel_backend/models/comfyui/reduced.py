@@ -33,6 +33,12 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def repeated(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Draw standard normal numbers, of which at most DRAWN differ: drawing is slow, and repeating is not."""
+    count = math.prod(shape)
+    return torch.randn(min(count, DRAWN), generator=generator).repeat(-(-count // DRAWN))[:count].view(*shape)
+
+
 def randomise(module: Any, seed: int, filed: Container[str] = ()) -> Any:
     """Fill all parameters of a torch module so that activations stay near 1 and every part matters, and return the module.
 
@@ -46,15 +52,14 @@ def randomise(module: Any, seed: int, filed: Container[str] = ()) -> Any:
         for name, tensor in itertools.chain(module.named_parameters(), buffers):
             if not tensor.is_floating_point():
                 continue
-            count = tensor.numel()
-            drawn = torch.randn(min(count, DRAWN), generator=generator).repeat(-(-count // DRAWN))[:count]
+            drawn = repeated(tensor.shape, generator)
             if tensor.ndim <= 1:
                 is_scale = "norm" in name and name.endswith("weight")
                 drawn = 1 + 0.2 * drawn if is_scale else 0.1 * drawn
-            elif count:
+            elif tensor.numel():
                 gain = 0.5 if "norm" in name or "adaln" in name else 1.0
                 drawn = gain * drawn / math.sqrt(tensor[0].numel())
-            tensor.copy_(drawn.view(tensor.shape))
+            tensor.copy_(drawn)
     return module.eval().requires_grad_(False)
 
 

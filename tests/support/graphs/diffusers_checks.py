@@ -11,7 +11,6 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import LatentOf
-from tests.support.graphs.diffusers import save_gguf
 from tests.support.graphs.flux import Graph, insert_after_model, node, queue_logged, ways
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
@@ -54,15 +53,6 @@ def assert_folder(server: ComfyUI, latent_of: LatentOf, graph: Graph, folder: st
     """Assert that a diffusers folder of several files gives the same latent as the graph's file."""
     assert len(list((models_of(server) / folder).glob("*.safetensors"))) > 1
     assert relative_error(latent_of(choosing(graph, folder)), latent_of(graph)) <= TOLERANCE
-
-
-def assert_quantised(server: ComfyUI, latent_of: LatentOf, graph: Graph, name: str) -> None:
-    """Assert that a GGUF file gives the same latent as a file with its dequantised values in fp32."""
-    models = models_of(server)
-    save_gguf(models / f"{name}.safetensors", models / f"{name}.gguf", models / f"{name}-values.safetensors")
-    expected = latent_of(choosing(graph, f"{name}-values.safetensors"))
-    assert relative_error(latent_of(choosing(graph, f"{name}.gguf")), expected) <= TOLERANCE
-    assert relative_error(expected, latent_of(graph)) > 1e-3
 
 
 def assert_compiled(server: ComfyUI, graph: Graph, expected: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parallel_backend.models.comfyui.reduced import repeated
 from tests.support.comfy_oracle import comfy_on_path
 
 ENCODERS: Mapping[str, tuple[Callable[[], Any], torch.dtype]] = MappingProxyType(
@@ -79,7 +80,7 @@ def _random(module: Any, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, T
     """Yield a random tensor for each tensor of a module, by its name."""
     generator = torch.Generator().manual_seed(seed)
     for key, tensor in module.state_dict().items():
-        noise = 0.02 * torch.randn(tensor.shape, generator=generator)
+        noise = 0.02 * repeated(tensor.shape, generator)
         yield key, (noise if tensor.ndim > 1 else noise + 1).to(dtype)
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from parallel_backend.models.comfyui.reduced import repeated
 from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.vae.rows import Slab
@@ -37,7 +38,7 @@ def random_weights(module: nn.Module, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, parameter in module.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
+        noise = repeated(parameter.shape, generator)
         if parameter.dim() > 1:
             tensors[name] = noise / parameter[0].numel() ** 0.5
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import select
 import signal
@@ -142,6 +143,7 @@ def _forked(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], t
         os.close(write)
         return _Fork(process, read)
     try:
+        gc.freeze()  # the collector would visit, and so copy, all objects of the process that has forked this rank
         with os.fdopen(write, "wb") as pipe:
             pipe.write(msgspec.msgpack.encode(_answer(rank, runs, files, timeout)))
         sys.stdout.flush()
