@@ -64,7 +64,7 @@ class Split(NamedTuple):
         return difference.nan_to_num(torch.inf).item()
 
 
-class Attended(NamedTuple):
+class OutputOverRanks(NamedTuple):
     """The attention of all tokens in one call and, if there are several patches, patch by patch; and the bytes sent for it."""
 
     whole: Tensor
@@ -72,7 +72,7 @@ class Attended(NamedTuple):
     sent: int
 
 
-def attend_over_ranks(splits: Sequence[Split]) -> list[Attended]:
+def attend_over_ranks(splits: Sequence[Split]) -> list[OutputOverRanks]:
     """Return the attention of each split, with each rank's tokens in their positions."""
     made = [_over_ranks(split) for split in splits]
     results = run_in_turn(
@@ -81,7 +81,7 @@ def attend_over_ranks(splits: Sequence[Split]) -> list[Attended]:
     return [join(result) for result, (_, join) in zip(results, made, strict=True)]
 
 
-def _over_ranks(given: Split) -> tuple[OnRank, Callable[[list[tuple[int, list[Tensor]]]], Attended]]:
+def _over_ranks(given: Split) -> tuple[OnRank, Callable[[list[tuple[int, list[Tensor]]]], OutputOverRanks]]:
     """Return the function of each rank, and the function that joins the results of all ranks."""
     inputs, text, patches, codec = given.inputs, given.text, given.patches, given.codec
     runs = [torch.arange(given.image)[run] for run in cut(given.image, patches)]
@@ -113,13 +113,13 @@ def _over_ranks(given: Split) -> tuple[OnRank, Callable[[list[tuple[int, list[Te
                 outs.append(patch_attention(*local(chunk, rank), of_patch, patch, cache))
         return sum(meter.sent.values()), outs
 
-    def joined(results: list[tuple[int, list[Tensor]]]) -> Attended:
+    def joined(results: list[tuple[int, list[Tensor]]]) -> OutputOverRanks:
         whole, by_patch = torch.full((2, *inputs[0].shape), torch.nan)
         for rank, (_, (out, *parts)) in enumerate(results):
             whole[:, _indices(streams, rank)] = out
             for chunk, part in zip(chunks, parts, strict=patches > 1):
                 by_patch[:, _indices(chunk, rank)] = part
-        return Attended(whole, by_patch if patches > 1 else None, sum(sent for sent, _ in results))
+        return OutputOverRanks(whole, by_patch if patches > 1 else None, sum(sent for sent, _ in results))
 
     return attend_on, joined
 

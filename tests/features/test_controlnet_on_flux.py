@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Graph, dict[str, Any]]] = {
         controlled(job(negative="cond-45"), end=0.4),
         {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
     ),
-    "a latent hint, each row apart": (controlled_by_latent(job(batch=2)), {"data": 2, "cfg": 2, "ulysses": 1}),
+    "a latent hint, each row apart": (controlled_by_latent(job(batch=2)), {"devices": "cpu:4", "data": 2, "cfg": 2}),
 }
 """Graphs and plans. A ring divides the tokens as ulysses does; models/test_sequence_parallel has the residuals."""
 

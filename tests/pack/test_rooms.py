@@ -151,14 +151,21 @@ def test_both_halves_of_a_feature_have_the_same_file_name() -> None:
     assert len(there) > 5 and there <= here
 
 
-def test_pages_name_existing_files() -> None:
-    """The pages name them with at least one folder, and ComfyUI's own files with its folder comfy."""
-    pages = [REPO / "CONTRIBUTING.md", *REPO.glob("docs/develop/*.md")]
-    file = re.compile(r"`(?!comfy/)([\w/]+/[\w/]+\.(?:py|sh))`")
-    named = {page.name: file.findall(page.read_text(encoding="utf-8")) for page in pages}
-    assert len(named) > 10 and all(named.values())
+def named_in(text: str) -> list[str]:
+    """Return the files of this repository that a page names."""
+    return re.findall(r"`(?!comfy/)([\w/]+/[\w/]+\.(?:py|sh))`", text)
+
+
+def missing(names: list[str]) -> list[str]:
+    """Return the names that no file has."""
     folders = ("nodes", ENGINE, "tests", "scripts")
-    files = (
-        "\n".join(f"/{path.relative_to(REPO)}" for folder in folders for path in (REPO / folder).rglob("*.*")) + "\n"
-    )
-    assert [name for name in itertools.chain(*named.values()) if f"/{name}\n" not in files] == []
+    files = {f"/{path.relative_to(REPO)}" for folder in folders for path in (REPO / folder).rglob("*.*")}
+    return [name for name in names if not any(file.endswith(f"/{name}") for file in files)]
+
+
+def test_pages_name_existing_files() -> None:
+    pages = [REPO / "CONTRIBUTING.md", *REPO.glob("docs/develop/*.md")]
+    named = {page.name: named_in(page.read_text(encoding="utf-8")) for page in pages}
+    assert len(named) > 10 and all(named.values())
+    assert missing(list(itertools.chain(*named.values()))) == []
+    assert missing(named_in("`worker/launch.py` and `scripts/test.sh`")) == ["worker/launch.py"]

@@ -36,7 +36,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 def repeated(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Draw standard normal numbers, of which at most DRAWN differ: drawing is slow, and repeating is not."""
     count = math.prod(shape)
-    return torch.randn(min(count, DRAWN), generator=generator).repeat(-(-count // DRAWN))[:count].view(*shape)
+    return torch.randn(min(count, DRAWN), generator=generator).repeat(-(-count // DRAWN))[:count].view(tuple(shape))
 
 
 def randomise(module: Any, seed: int, filed: Container[str] = ()) -> Any:
