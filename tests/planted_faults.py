@@ -225,6 +225,26 @@ parallel_backend/host/runs/finite.py: faults/test_numbers.py
 +     raise NotFinite(
 +         f"{when}: the model's
 
+tiles of the ranks change places
+parallel_backend/vae/tiles.py: vae/test_tiles.py
+- rest = received.split(coming[1 : len(shapes)])
++ rest = received.split(coming[1 : len(shapes)])[::-1]
+
+a data rank adds the ControlNet's output for a cfg rank's rows
+parallel_backend/models/comfyui/features/controlnet.py: features/test_controlnet_on_flux.py
+- coordinates.data * plan.cfg + coordinates.cfg
++ coordinates.cfg * plan.data + coordinates.data
+
+tensors of a file share bytes
+parallel_backend/weights/files/entry.py: weights/test_formats.py
+- if start < stop:
++ if start < stop - stop:
+
+a tuple of the conditioning becomes a list
+parallel_backend/conditioning.py: test_conditioning.py
+- if (kind := type(value).__name__) in KINDS:
++ if (kind := type(value).__name__) in KINDS and not value:
+
 an argument that a block changes in place stays old on the other ranks
 parallel_backend/models/comfyui/divided_blocks.py: models/test_divided_blocks.py
 - if _version(argument) != version
