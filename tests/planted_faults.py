@@ -225,6 +225,11 @@ parallel_backend/host/runs/finite.py: faults/test_numbers.py
 +     raise NotFinite(
 +         f"{when}: the model's
 
+a rank's rows of a Kronecker product begin at the first block's first row
+parallel_backend/weights/adapters/lora.py: models/test_adapters.py
+- return blocks[start - first * height : stop - first * height]
++ return blocks[: stop - start]
+
 tiles of the ranks change places
 parallel_backend/vae/tiles.py: vae/test_tiles.py
 - rest = received.split(coming[1 : len(shapes)])

@@ -191,9 +191,9 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("lora", "dora"),
+        *("lora", "dora", "lokr"),
         # models/test_merged_fp8 has these on weights of their shape
-        *(pytest.param(kind, marks=thorough) for kind in ("loha", "lokr", "glora", "oft")),
+        *(pytest.param(kind, marks=thorough) for kind in ("loha", "glora", "oft")),
         *("boft", "diff", "set_weight", "w_norm", "diff_b"),
     ],
 )
