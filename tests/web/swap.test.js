@@ -204,6 +204,10 @@ test("the message names each loader that changed and each that stays once, with 
   ]);
   const nothing = { changed: [], left: [], silent: 0 };
   assert.equal(outcomeOf("all", [], nothing, ENGLISH).summary, "No loader here can change to all GPUs.");
+  const silent = { ...nothing, silent: 1 };
+  assert.match(outcomeOf("all", [], silent, ENGLISH).detail, /^A text encoder changes only if it is larger/);
+  const reason = "VAELoader was not swapped: it is muted or bypassed.";
+  assert.equal(outcomeOf("all", [], { ...silent, left: decision.left }, ENGLISH).detail, reason, "the only reason");
 });
 
 test("a loader of another pack is distinguished from nodes that are no loaders", () => {
