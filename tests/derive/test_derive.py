@@ -144,7 +144,7 @@ SPOILT: Mapping[str, tuple[str, Callable[[d.Declaration], d.Declaration]]] = {
         lambda right: changed(right, attentions=(d.DistributedAttention(("context", "x")),)),
     ),
 }
-"""For each error, a small model and a function that makes a wrong declaration of its right one."""
+"""Wrong declarations by their error: a small model, and a function that changes the right declaration of its class."""
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_meanflow_one_model_call_at_a_time_gives_the_stock_latent(comfyui: Comfy
 
 
 def test_sound_by_frame_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """In the quick run models/test_sequence_parallel has SCAIL, Wan S2V and WanDancer under the other plans."""
+    """Run Wan S2V under one plan. models/test_sequence_parallel runs SCAIL, Wan S2V and WanDancer under the other plans."""
     save_families(comfyui, "s2v")
     save_latent(comfyui, "person", 1, *PERSON[0])
     plain = with_reference(graph_of("s2v", steps=2), "person")

@@ -114,7 +114,7 @@ def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyu
 
 
 def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyUI) -> None:
-    """Of several jobs that are asked for at the same moment, only one begins."""
+    """Request several timings at the same moment: only one begins, and it ends with the times of both."""
 
     def compared() -> Any:
         assert post(comfyui, "compare").status_code == 200

@@ -44,7 +44,7 @@ def test_the_node_shows_its_workers_its_steps_and_the_outcome(comfyui: ComfyUI, 
 
 
 def test_the_history_has_the_outcome_of_a_run(comfyui: ComfyUI, runs: list[QueuedRun]) -> None:
-    """That of Parallel Sampler is in test_contents::test_sprites_template_runs_from_the_page."""
+    """Check runs of KSampler. test_contents::test_sprites_template_runs_from_the_page checks a run of Parallel Sampler."""
     one, two = runs
     alone = outcome(comfyui, one, "sampler")
     assert (alone["gain"], alone["sent"]) == (None, 0)

@@ -94,7 +94,7 @@ EDITS: dict[str, tuple[str, Any, int]] = {
     "FLUX's last layer": ("flux", flux.LastLayer, 1),
     "FLUX's blocks": ("flux", flux.SingleStreamBlock, 1),
 }
-"""For each edit a small model, the class whose forward is edited, and the dimension that it mixes."""
+"""Edits of a forward by name: the small model, the class with the forward, and the dimension over which the edit mixes values."""
 
 
 # test_an_argument_that_comfyuis_class_adds_is_part_of_the_proof mixes the items of a batch in the quick run.
