@@ -35,6 +35,6 @@ def nodes_module(name: str, patch: Sets) -> ModuleType:
     for package, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
         patch.setitem(sys.modules, package, ModuleType(package))
         sys.modules[package].__path__ = [str(path)]
-    for engine in [name for name in sys.modules if name.partition(".")[0] == "parallel_backend"]:
+    for engine in [name for name in sys.modules if name == "parallel_backend" or name.startswith("parallel_backend.")]:
         patch.setitem(sys.modules, f"pack.{engine}", sys.modules[engine])
     return importlib.import_module(f"pack.nodes.{name}")

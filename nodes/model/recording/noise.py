@@ -54,10 +54,14 @@ def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
     package = (getattr(function, "__module__", None) or "").partition(".")[0]
     with contextlib.ExitStack() as stack:
         for module in _modules(package):
-            for name, value in list(vars(module).items()):
-                if (ours := _standing_in(value)) is not None:
-                    stack.enter_context(patch.object(module, name, ours))
+            for name, ours in _replacements(module):
+                stack.enter_context(patch.object(module, name, ours))
         yield
+
+
+def _replacements(module: ModuleType) -> list[tuple[str, Callable[..., NoiseSampler]]]:
+    """Return the names of ComfyUI's noise samplers in a module, each with its replacement."""
+    return [(name, ours) for name, value in vars(module).items() if (ours := _standing_in(value)) is not None]
 
 
 def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
@@ -65,7 +69,7 @@ def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
 
     A noise sampler of a module that another pack has reloaded counts too.
     """
-    if not isinstance(value, FunctionType | type) or value.__qualname__ not in STANDING_IN:
+    if not isinstance(value, (FunctionType, type)) or value.__qualname__ not in STANDING_IN:
         return None
     functions = [value] if isinstance(value, FunctionType) else filter(isfunction, vars(value).values())
     comfyuis = all(method.__globals__ is vars(comfy_sampling) for method in functions)
@@ -73,8 +77,9 @@ def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
 
 
 def _modules(package: str) -> Iterator[ModuleType]:
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in {package, "comfy", "comfy_extras"} and isinstance(module, ModuleType):
+    packages = {package, "comfy", "comfy_extras"}
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in packages and isinstance(module := sys.modules.get(name), ModuleType):
             yield module
 
 

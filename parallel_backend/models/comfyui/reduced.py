@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...declaration import Declaration
 
-DRAWN = 1_000_003
+DRAWN = 100_003
 """Largest number of random numbers drawn for one tensor. It is prime, so the rows of a larger tensor differ."""
 
 DEPTHS = ("depth", "layer", "block")

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from parallel_backend.models.comfyui.reduced import repeated
+
 HEAD_DIM = 128
 TEXT_WIDTH = 64
 POOLED_WIDTH = 32
@@ -38,8 +40,7 @@ def flux_tensors(
     tensors: dict[str, Tensor] = {}
 
     def linear(name: str, width_in: int, width_out: int, gain: float = 1.0) -> None:
-        weight = torch.randn(width_out, width_in, generator=generator) * gain / width_in**0.5
-        tensors[f"{name}.weight"] = weight
+        tensors[f"{name}.weight"] = repeated((width_out, width_in), generator) * gain / width_in**0.5
         tensors[f"{name}.bias"] = torch.randn(width_out, generator=generator) * 0.1
 
     def norms(name: str) -> None:
