@@ -12,6 +12,7 @@ from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, 
 from tests.support.selection import thorough
 
 PATIENCE = 3
+QUICK_PHASES = {("joining the other workers", 2), ("loading the model", 2)}
 QUICK_DEATHS = {("joining the other workers", "kill"), ("sampling, first step", "term")}
 """Cases of the quick run, which has each kind of death in test_deaths."""
 
@@ -28,11 +29,11 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
     return is_cancelled
 
 
-# the quick run joins workers in host/test_injected_faults, samples in host/test_faults, and decodes in features/test_vae
+# the quick run joins and loads here, samples in host/test_endings and page/test_progress, and decodes in features/test_vae
 @pytest.mark.parametrize(
     ("phase", "workers"),
     [
-        pytest.param(phase, workers, marks=[thorough] * ((phase, workers) != ("loading the model", 2)))
+        pytest.param(phase, workers, marks=[thorough] * ((phase, workers) not in QUICK_PHASES))
         for phase in PHASES
         for workers in PLANS
     ],

@@ -14,8 +14,8 @@ LOADING, FIRST, LAST, DECODING = "loading the model", "sampling, first step", "s
 QUICK_EXCEPTIONS = {(2, 1, FIRST), (4, 2, DECODING)}
 
 
-# the quick run has two workers, and their last step in host/test_injected_faults; test_an_exception_is_named has four workers
-@pytest.mark.parametrize("death", deaths([2], quick={*PHASES} - {LAST}) + deaths([4], quick=[]))
+# the quick run has two workers; test_an_exception_is_named has four
+@pytest.mark.parametrize("death", deaths([2]) + deaths([4], quick=[]))
 def test_a_death_is_one_clear_error(bench, death):
     bench.assert_dies(death)
 
@@ -42,7 +42,7 @@ def test_an_exception_is_named_with_rank_phase_and_step(bench, workers, rank, ph
 @pytest.mark.parametrize(
     ("phase", "advice"),
     [
-        # in the quick run host/test_injected_faults has the first step
+        # in the quick run host/test_endings has the first step
         pytest.param(LOADING, "Use weights", marks=thorough),
         pytest.param(LAST, "Use weights", marks=thorough),
         (DECODING, "Set memory_limit"),

@@ -62,9 +62,15 @@ SILENT = {
 }
 
 
-@thorough  # the quick run has a case of each kind in host/test_injected_faults
-@pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("kind", SILENT)
+# the quick run has a worker that hangs, and a stopped one in test_a_stopped_worker_that_does_not_read_its_request_is_named
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        pytest.param(kind, place, id=f"{kind}-{place}", marks=[thorough] * ((kind, place) != ("hang", PLACES[0])))
+        for kind in SILENT
+        for place in PLACES
+    ],
+)
 def test_a_silent_worker_is_named(bench, kind, place):
     case = Case(*place, kind)
     said, fault, patience = SILENT[kind]

@@ -18,6 +18,9 @@ from tests.support.graphs.flux import Graph
 from tests.support.reliability import Ledger
 from tests.support.selection import thorough
 
+# the quick run has test_endings in ComfyUI; it kills idle workers in faults/test_machine, by Bench.end_workers
+pytestmark = thorough
+
 STEP = 3
 """Step of a long run at which a test disturbs it."""
 
@@ -50,13 +53,12 @@ def disturbed(server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) 
     return run, time.perf_counter() - happened[0]
 
 
-# the quick run cancels the workers' own loop with PipeFusion here, and without in page/test_progress
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, id="one call a step", marks=thorough),
-        pytest.param({"sampler": "dpm_2"}, id="two calls a step", marks=thorough),
-        pytest.param({"sampler": "euler_cfg_pp"}, id="both sides at each call", marks=thorough),
+        pytest.param({}, id="one call a step"),
+        pytest.param({"sampler": "dpm_2"}, id="two calls a step"),
+        pytest.param({"sampler": "euler_cfg_pp"}, id="both sides at each call"),
         pytest.param({"stepwise": True}, id="step by step"),
         pytest.param({"pipefusion": 2}, id="PipeFusion"),
     ],
@@ -74,7 +76,6 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, se
     assert server.workers() == before
 
 
-@thorough  # the quick run kills idle workers before runs that are right in faults/test_machine, by Bench.end_workers
 @pytest.mark.parametrize("rank", [0, 1])
 def test_after_an_idle_worker_was_killed_the_next_prompt_works(server, rank):
     before = server.with_workers()
@@ -85,11 +86,10 @@ def test_after_an_idle_worker_was_killed_the_next_prompt_works(server, rank):
     assert len(server.folders()) == 1
 
 
-# each case but that of the quick run starts ComfyUI again; the tests end every ComfyUI by Ctrl-C anyway
 @pytest.mark.parametrize(
     ("busy", "how"),
     [
-        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) != ("in the middle", "SIGKILL")))
+        pytest.param(busy, how, id=f"{name}-{how}")
         for name, busy in {"idle": False, "in the middle": True}.items()
         for how in ENDS
     ],

@@ -24,11 +24,16 @@ from tests.faults.bench import STEPS, Case
 from tests.faults.fault_file import FaultFile
 from tests.support.graphs.flux import Graph, ksampler_graph, node, parallel, step_by_step
 from tests.support.latents import relative_error, saved_latent
-from tests.support.server import fill
+from tests.support.server import NARROW, fill
 from tests.vae.comfy_vaes import save_image_vae
 
 PATIENCE = {"silence": 6, "stall": 9}
 """Deadlines in seconds after which this ComfyUI counts a worker as failed."""
+
+OUT_OF_MEMORY = (
+    r"Worker 1 of 2 \(cpu\) ran out of memory while sampling, step 1: it asked for .* free, and held .*\. (?s:.*)TIPS"
+)
+"""Pattern of the error of a worker that runs out of memory in the first step, with ComfyUI's advice."""
 
 UNCAUGHT = """
 import signal
@@ -152,7 +157,7 @@ class FaultyComfyUI(ComfyUI):
 
 def denoise() -> Graph:
     """Return the graph of a denoise with ComfyUI's own loader."""
-    return ksampler_graph("tiny-schnell", width=64, height=64, steps=STEPS, cfg=2.0)
+    return ksampler_graph(NARROW, width=64, height=64, steps=STEPS, cfg=2.0)
 
 
 def decode() -> Graph:

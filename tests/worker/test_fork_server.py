@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -79,8 +80,12 @@ def test_workers_of_another_comfyui_do_not_reuse_the_imported_one(monkeypatch, n
 
 def fork_servers():
     """Return the process ids of this process's fork servers."""
-    mine = psutil.Process().children()
-    return {each.pid for each in mine if "parallel_backend.worker.forkserver" in each.cmdline()}
+    found = set()
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if "parallel_backend.worker.forkserver" in each.cmdline():
+                found.add(each.pid)
+    return found
 
 
 def test_the_fork_server_starts_once_in_advance_and_ends_with_the_backend():
