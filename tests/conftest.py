@@ -54,12 +54,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep all imported and collected objects out of the garbage collector, which would otherwise scan them again and again."""
+    """Keep all imported and collected objects out of the garbage collector, and let it run a tenth as often.
+
+    It would otherwise take a twentieth of the run's processor time.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])
         gc.enable()
 
 

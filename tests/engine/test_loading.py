@@ -47,7 +47,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a FLUX file of 363 MiB in 4 blocks."""
     return save_flux(tmp_path_factory.mktemp("big") / "big.safetensors", heads=8, single_blocks=BLOCKS - 1)
@@ -58,7 +58,7 @@ def short(path: Path) -> Job:
     return Job(path, sigmas(1), height=4, width=4, text=(5, 5))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_flux(tmp_path_factory.mktemp("tiny") / "tiny.safetensors", heads=2, single_blocks=BLOCKS - 1)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from xdist.scheduler import LoadScopeScheduling
 
 FEATURES = "a ComfyUI for features"
-MODELS = "a ComfyUI for its own models"
-PAGE = "a ComfyUI and its page"
+MODELS = "a ComfyUI for its own models and its page"
 FAULTY = "a ComfyUI for faults"
 
 FOLDERS = {
@@ -15,8 +14,8 @@ FOLDERS = {
     "tests/newer": FEATURES,
     "tests/families": MODELS,
     "tests/families/unsharded": MODELS,
-    "tests/page": PAGE,
-    "tests/refusals": PAGE,
+    "tests/page": MODELS,
+    "tests/refusals": MODELS,
 }
 """Groups of the folders whose tests share a ComfyUI. Any other folder is a group of its own."""
 
@@ -30,11 +29,12 @@ FILES = {
                 "features/test_controlnet_on_qwen_and_sd3",
                 "features/test_every_node",
                 "features/test_files_of_comfyui_models",
+                "features/test_other_packs",
                 "features/test_quantised",
+                "features/test_saved_prompts",
                 "features/test_video_inputs",
             ),
         ),
-        (PAGE, ("features/test_other_packs", "features/test_saved_prompts")),
         (
             FEATURES,
             (
@@ -56,12 +56,12 @@ Files that end their ComfyUI come last in their group, so that no other ComfyUI 
 CLASSES = {"TestImages": MODELS, "TestVideos": MODELS, "TestSized": FEATURES}
 """Groups of the test classes that do not go with their file. They run after all files; one has a ComfyUI of its own."""
 
-PLACES = [*FILES, *CLASSES]
+PLACES = [*FILES, *CLASSES, "tests/host/test_endings.py"]  # the last one kills its ComfyUI
 
-LONGEST = (FEATURES, MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
+LONGEST = (MODELS, FEATURES, "tests/engine", "tests/models", "tests/faults")
 """Groups that begin first, so that the processes end at about the same time."""
 
-LONGEST_OF_ALL = (FEATURES, "tests/faults", "tests/engine", FAULTY, PAGE, MODELS, "tests/models", "tests/machines")
+LONGEST_OF_ALL = (FEATURES, "tests/faults", "tests/engine", FAULTY, MODELS, "tests/models", "tests/machines")
 """Groups that begin first with --all, in which hundreds of killed processes take longest."""
 
 
