@@ -28,9 +28,9 @@ SHORT = ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0, seed=5100)
 LONG = ksampler_graph(NARROW, width=256, height=256, steps=1000, cfg=2.0, seed=5101)
 
 
-def with_workers(server: ComfyUI, **plan: Any) -> list[psutil.Process]:
-    """Return the workers of a plan, idle and with the model loaded."""
-    graph = parallel(SHORT, **plan)
+def with_workers(server: ComfyUI) -> list[psutil.Process]:
+    """Return two workers, idle and with the model loaded."""
+    graph = parallel(SHORT)
     graph["sampler"]["inputs"]["seed"] += 1  # a run that ComfyUI has not cached
     server.queue(graph, timeout=300).check()
     return workers_among(server.children())
@@ -48,7 +48,8 @@ def test_cancel_ends_the_run_and_the_workers_stay(
     )
     assert run.status == "interrupted"
     assert STEP <= run.progress[-1].value < LATE
-    assert relative_error(latent_of(parallel(SHORT)), latent_of(SHORT)) <= 1e-5
+    afterwards = parallel(SHORT, **plan, warmup_steps=2)  # all its steps, so that PipeFusion's result is exact
+    assert relative_error(latent_of(afterwards), latent_of(SHORT)) <= 1e-5
     assert workers_among(comfyui.children()) == before
 
 
