@@ -265,6 +265,12 @@ parallel_backend/models/comfyui/text_encoder.py: clip/test_files.py
 - start = source.storage_offset() // max(row, 1)
 + start = 0 * source.storage_offset()
 
+a worker waits for a folder that is gone
+parallel_backend/worker/process/rendezvous.py: worker/test_rendezvous.py
+-         file = os.open(launched.rendezvous, os.O_RDWR | os.O_CREAT, 0o600)
+-         return FileStore(str(path_of(file)), world_size)
++         return FileStore(launched.rendezvous, world_size)
+
 all copies of a text encoder have the first one's LoRA
 nodes/clip/clip.py: features/test_text_encoders.py
 -         self._patcher = patcher

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from ...clock import AwakeClock
 from ...mesh import NO_TIMEOUT
+from ...temporary import path_of
 from ...wire.address import GLOO, NCCL, check_interfaces
 from ...wire.handshake import HandshakeFailed, present
 from .environment import Environment, LaunchedWorker, ListeningWorker
@@ -39,7 +40,7 @@ class Rendezvous:
     Attributes:
         connection: a socket to ComfyUI, or to the gateway.
         generation: the number of the group of workers.
-        store: opens the store in which the ranks find each other.
+        store: opens the store in which the ranks find each other. Raises OSError if it cannot be opened.
         leave: ends the process when the host is gone.
         linger: the seconds that the process stays after a failure.
     """
@@ -79,9 +80,13 @@ def _to_parent(launched: LaunchedWorker, world_size: int) -> Rendezvous:
     except OSError as error:
         raise OSError(error.errno, error.strerror, launched.socket) from None  # connect() does not name the path
     threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
-    return Rendezvous(
-        connection, launched.generation, lambda: FileStore(launched.rendezvous, world_size), leave, linger=0
-    )
+
+    def store() -> Store:
+        # Without the folder, FileStore would retry its own open() for minutes, in which no thread of Python runs.
+        file = os.open(launched.rendezvous, os.O_RDWR | os.O_CREAT, 0o600)
+        return FileStore(str(path_of(file)), world_size)
+
+    return Rendezvous(connection, launched.generation, store, leave, linger=0)
 
 
 def _to_gateway(listening: ListeningWorker, environment: Environment) -> Rendezvous:
