@@ -39,7 +39,7 @@ from tests.support.rank_parts import CPU, LORA, everyone, keep, neighbours, patc
 from tests.support.ranks import run_ranks
 from tests.support.selection import product
 from tests.support.tiny.comfyui import save_tiny
-from tests.support.tiny.flux import flux_tensors
+from tests.support.tiny.flux import HEAD_DIM, flux_tensors
 from tests.support.tiny.lora import SCHEMES, adapter_tensors
 from tests.support.tiny.models import draw
 
@@ -54,6 +54,7 @@ FP8 = {"e4m3fn": E4M3FN, "e5m2": torch.float8_e5m2}
 FILES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 """The dtypes of a file's tensors."""
 
+HEADS = 1  # no attention is computed here
 BLOCKS = 3
 ALL = Stage(0, BLOCKS, BLOCKS)
 PLACES = ("whole", "sharded", "streamed", "stages")
@@ -68,7 +69,7 @@ class Case:
 
     def __init__(self, folder: Path, file: torch.dtype, dtype: torch.dtype) -> None:
         self.path, self.dtype = folder / "tiny.safetensors", dtype
-        save_file(flux_tensors(heads=2, seed=4, dtype=file), self.path)
+        save_file(flux_tensors(heads=HEADS, seed=4, dtype=file), self.path)
         self.family = FAMILIES["comfyui"]
         part, config = self.family.inspect(read_header(self.path))
         names = self.family.comfyui_keys(config)
@@ -87,7 +88,8 @@ class Case:
 
         model = self.unpatched
         for number, (scheme, strength) in enumerate(stack):
-            model, _ = comfy.sd.load_lora_for_models(model, None, adapter_tensors(scheme, number), strength, 0.0)
+            tensors = adapter_tensors(scheme, number, hidden=HEADS * HEAD_DIM)
+            model, _ = comfy.sd.load_lora_for_models(model, None, tensors, strength, 0.0)
         assert bool(model.patches) == bool(stack)
         adapters = self.reader.read(model.patches, tuple(stack), functools.partial(self.patched_keys, model))
         comfy.model_management.load_models_gpu([model], force_full_load=True)

@@ -14,35 +14,42 @@ from tests.support.tiny.flux import CHANNELS, TEXT_WIDTH
 HIDDEN = 256
 RANK = 4
 
-BFL: Mapping[str, tuple[int, int]] = {
-    "img_in": (HIDDEN, 4 * CHANNELS),
-    "txt_in": (HIDDEN, TEXT_WIDTH),
-    "time_in.out_layer": (HIDDEN, HIDDEN),
-    "double_blocks.0.img_mod.lin": (6 * HIDDEN, HIDDEN),
-    "double_blocks.0.img_attn.qkv": (3 * HIDDEN, HIDDEN),
-    "double_blocks.0.txt_attn.proj": (HIDDEN, HIDDEN),
-    "double_blocks.0.txt_mlp.2": (HIDDEN, 4 * HIDDEN),
-    "single_blocks.0.linear1": (7 * HIDDEN, HIDDEN),
-    "single_blocks.1.linear2": (HIDDEN, 5 * HIDDEN),
-    "final_layer.adaLN_modulation.1": (2 * HIDDEN, HIDDEN),
-    "final_layer.linear": (4 * CHANNELS, HIDDEN),
-}
-"""Linear layers `(rows, columns)` in Black Forest Labs' names: layers at the ends, fused layers, and some of every block."""
+Sizes = Mapping[str, tuple[int, int]]
 
-DIFFUSERS: Mapping[str, tuple[int, int]] = {
-    "x_embedder": (HIDDEN, 4 * CHANNELS),
-    "time_text_embed.timestep_embedder.linear_2": (HIDDEN, HIDDEN),
-    "transformer_blocks.0.attn.to_q": (HIDDEN, HIDDEN),
-    "transformer_blocks.0.attn.to_v": (HIDDEN, HIDDEN),
-    "transformer_blocks.0.attn.add_k_proj": (HIDDEN, HIDDEN),
-    "transformer_blocks.0.attn.to_out.0": (HIDDEN, HIDDEN),
-    "transformer_blocks.0.ff_context.net.0.proj": (4 * HIDDEN, HIDDEN),
-    "single_transformer_blocks.0.attn.to_k": (HIDDEN, HIDDEN),
-    "single_transformer_blocks.1.proj_mlp": (4 * HIDDEN, HIDDEN),
-    "single_transformer_blocks.1.proj_out": (HIDDEN, 5 * HIDDEN),
-    "norm_out.linear": (2 * HIDDEN, HIDDEN),
-}
-"""Linear layers in diffusers' names: parts of fused layers, and a layer whose halves ComfyUI swaps."""
+
+def _bfl(hidden: int) -> Sizes:
+    """Return linear layers `(rows, columns)` in Black Forest Labs' names: some at the ends, fused, and in every block."""
+    return {
+        "img_in": (hidden, 4 * CHANNELS),
+        "txt_in": (hidden, TEXT_WIDTH),
+        "time_in.out_layer": (hidden, hidden),
+        "double_blocks.0.img_mod.lin": (6 * hidden, hidden),
+        "double_blocks.0.img_attn.qkv": (3 * hidden, hidden),
+        "double_blocks.0.txt_attn.proj": (hidden, hidden),
+        "double_blocks.0.txt_mlp.2": (hidden, 4 * hidden),
+        "single_blocks.0.linear1": (7 * hidden, hidden),
+        "single_blocks.1.linear2": (hidden, 5 * hidden),
+        "final_layer.adaLN_modulation.1": (2 * hidden, hidden),
+        "final_layer.linear": (4 * CHANNELS, hidden),
+    }
+
+
+def _diffusers(hidden: int) -> Sizes:
+    """Return linear layers in diffusers' names: parts of fused layers, and a layer whose halves ComfyUI swaps."""
+    return {
+        "x_embedder": (hidden, 4 * CHANNELS),
+        "time_text_embed.timestep_embedder.linear_2": (hidden, hidden),
+        "transformer_blocks.0.attn.to_q": (hidden, hidden),
+        "transformer_blocks.0.attn.to_v": (hidden, hidden),
+        "transformer_blocks.0.attn.add_k_proj": (hidden, hidden),
+        "transformer_blocks.0.attn.to_out.0": (hidden, hidden),
+        "transformer_blocks.0.ff_context.net.0.proj": (4 * hidden, hidden),
+        "single_transformer_blocks.0.attn.to_k": (hidden, hidden),
+        "single_transformer_blocks.1.proj_mlp": (4 * hidden, hidden),
+        "single_transformer_blocks.1.proj_out": (hidden, 5 * hidden),
+        "norm_out.linear": (2 * hidden, hidden),
+    }
+
 
 Random = Callable[..., Tensor]
 Make = Callable[[Random, int, int], dict[str, Tensor]]
@@ -103,30 +110,30 @@ def _difference(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
     return {"diff": 0.5 * draw(rows, columns) / columns**0.5, "diff_b": 0.3 * draw(rows)}
 
 
-SCHEMES: Mapping[str, tuple[str, Mapping[str, tuple[int, int]], Make]] = {
-    "lora-kohya": ("lora_unet_", BFL, _lora("lora_up.weight", "lora_down.weight", 2.0)),
-    "lora-peft": ("transformer.", DIFFUSERS, _lora("lora_B.weight", "lora_A.weight")),
-    "lora-bfl": ("diffusion_model.", BFL, _lora("lora_B.weight", "lora_A.weight")),
-    "loha": ("lora_unet_", BFL, _loha),
-    "loha-lycoris": ("lycoris_", DIFFUSERS, _loha),
-    "lokr": ("lycoris_", DIFFUSERS, _lokr),
-    "lokr-whole": ("lora_unet_", BFL, _lokr_whole),
-    "dora-rows": ("lora_unet_", BFL, _dora(columnwise=False)),
-    "dora-rows-of-parts": ("transformer.", DIFFUSERS, _dora(columnwise=False)),
-    "dora-columns": ("lora_unet_", BFL, _dora(columnwise=True)),
-    "dora-columns-of-parts": ("transformer.", DIFFUSERS, _dora(columnwise=True)),
-    "glora": ("lora_unet_", BFL, _glora),
-    "oft": ("lora_unet_", BFL, _oft),
-    "diff": ("diffusion_model.", BFL, _difference),
+SCHEMES: Mapping[str, tuple[str, Callable[[int], Sizes], Make]] = {
+    "lora-kohya": ("lora_unet_", _bfl, _lora("lora_up.weight", "lora_down.weight", 2.0)),
+    "lora-peft": ("transformer.", _diffusers, _lora("lora_B.weight", "lora_A.weight")),
+    "lora-bfl": ("diffusion_model.", _bfl, _lora("lora_B.weight", "lora_A.weight")),
+    "loha": ("lora_unet_", _bfl, _loha),
+    "loha-lycoris": ("lycoris_", _diffusers, _loha),
+    "lokr": ("lycoris_", _diffusers, _lokr),
+    "lokr-whole": ("lora_unet_", _bfl, _lokr_whole),
+    "dora-rows": ("lora_unet_", _bfl, _dora(columnwise=False)),
+    "dora-rows-of-parts": ("transformer.", _diffusers, _dora(columnwise=False)),
+    "dora-columns": ("lora_unet_", _bfl, _dora(columnwise=True)),
+    "dora-columns-of-parts": ("transformer.", _diffusers, _dora(columnwise=True)),
+    "glora": ("lora_unet_", _bfl, _glora),
+    "oft": ("lora_unet_", _bfl, _oft),
+    "diff": ("diffusion_model.", _bfl, _difference),
 }
-"""The kinds of adapter files by name: the prefix of a layer's name, the layers, and the maker of a layer's tensors.
+"""The kinds of adapter files by name: the prefix of a layer's name, the layers of a width, and the maker of a layer's tensors.
 
 A prefix that ends in "_" stands before a name whose dots are "_" too.
 """
 
 
-def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:
-    """Return the tensors of an adapter file."""
+def adapter_tensors(scheme: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, Tensor]:
+    """Return the tensors of an adapter file for a model of this width."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -135,7 +142,7 @@ def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:
     prefix, layers, make = SCHEMES[scheme]
     tensors = {
         f"{prefix}{name.replace('.', '_') if prefix.endswith('_') else name}.{part}": tensor.contiguous()
-        for name, (rows, columns) in layers.items()
+        for name, (rows, columns) in layers(hidden).items()
         for part, tensor in make(draw, rows, columns).items()
     }
     if scheme == "diff":
