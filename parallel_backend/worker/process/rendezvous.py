@@ -82,7 +82,8 @@ def _to_parent(launched: LaunchedWorker, world_size: int) -> Rendezvous:
     threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
 
     def store() -> Store:
-        # Without the folder, FileStore would retry its own open() for minutes, in which no thread of Python runs.
+        # FileStore opens its path for each operation. Without the folder it would retry the first for minutes, in which no
+        # thread of Python runs. The path of an open file stays.
         file = os.open(launched.rendezvous, os.O_RDWR | os.O_CREAT, 0o600)
         return FileStore(str(path_of(file)), world_size)
 

@@ -1,4 +1,4 @@
-"""Random adapter files for the tiny FLUX checkpoints with two heads, in the key names that trainers write."""
+"""Random adapter files for the tiny FLUX checkpoints, by default those with two heads, in the key names that trainers write."""
 
 from __future__ import annotations
 
