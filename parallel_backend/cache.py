@@ -83,6 +83,6 @@ class DiskCache(Generic[Cached]):
             return msgspec.json.decode(path.read_bytes(), type=self._kind)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("Parallel: %s is ignored, as it cannot be read (%s).", path, error)
             return None

@@ -55,10 +55,7 @@ class TextBody:
 
     def decoded(self, content: bytes) -> str:
         """Decode a body. Raise WrongBody if it is wrong."""
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise WrongBody(f"The body is not UTF-8 (byte {error.start}): send text in UTF-8.") from None
+        return _text(content)
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,20 @@ class JsonBody:
         if not content and self.empty is not None:
             return self.empty
         try:
-            value = msgspec.json.decode(content)
+            value = msgspec.json.decode(_text(content))
             check_extent(value)
             return msgspec.convert(value, self.type)
         except RecursionError:
             raise WrongBody(_TOO_DEEP) from None
-        except UnicodeDecodeError:
-            raise WrongBody("The body is not UTF-8: send JSON in UTF-8.") from None
         except msgspec.DecodeError as error:
             raise WrongBody(f"The body is not {self.what}: {error}.") from None
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise WrongBody(f"The body is not UTF-8 (byte {error.start}): send text in UTF-8.") from None
 
 
 _TOO_DEEP = f"The body nests deeper than {LEVELS} levels: send fewer levels."

@@ -74,7 +74,7 @@ def lines_of(report: Path) -> list[ReportLine]:
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             lines.append(msgspec.json.decode(line, type=ReportLine))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refused(
                 f"line {number} of the report {report} is incomplete, or is not a line of a report ({error}): {way_out}"
             ) from None

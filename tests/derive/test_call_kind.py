@@ -108,11 +108,14 @@ def test_records_are_read_again_and_damaged_ones_ignored(tmp_path: Path, caplog:
     assert load("another class", tmp_path) is None
     assert all_records(tmp_path) == (kept,)
     [path] = tmp_path.glob("derived-*.json")
-    path.write_bytes(path.read_bytes()[:-40])
-    with caplog.at_level(logging.WARNING):
-        assert load("some class", tmp_path) is None
-    assert f"{path} is ignored, as it cannot be read" in caplog.text
-    assert all_records(tmp_path) == ()
+    whole = path.read_bytes()
+    for damaged in (whole[:-40], whole.replace(b"Toy", b"T\xff")):
+        path.write_bytes(damaged)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert load("some class", tmp_path) is None
+        assert f"{path} is ignored, as it cannot be read" in caplog.text
+        assert all_records(tmp_path) == ()
     save("some class", kept, tmp_path)
     assert load("some class", tmp_path) == kept
 

@@ -237,7 +237,7 @@ def test_no_bytes_of_a_body_cause_a_server_error(comfyui: ComfyUI, name: str, bo
         ("loaders", [0] * 200_000, "more than 200000 values"),
         ("bench", DEEP, "nests deeper than 64 levels"),
         ("bench", UNMEASURED | {"more": json.loads("[" * 65 + "]" * 65)}, "nests deeper than 64 levels"),
-        ("bench", b'{"name": "\xff"}', "is not UTF-8"),
+        ("bench", b'{"name": "\xff"}', "is not UTF-8 (byte 10)"),
         ("troubleshooting", b"\xff\xfe", "is not UTF-8 (byte 0)"),
     ],
 )

@@ -160,6 +160,9 @@ def test_a_file_of_cards_is_read_strictly(change: dict[str, Any], tmp_path: Path
         Refused, match=r"cards\.json cannot be read as a file of cards \(.+\): use a copy of cards\.json"
     ):
         read_cards(file)
+    file.write_bytes(file.read_bytes().replace(b"h100", b"h\xff"))
+    with pytest.raises(Refused, match=r"cards\.json cannot be read as a file of cards"):
+        read_cards(file)
     before = file.read_bytes()
     assert main([str(report(tmp_path)), "--into", str(file)]) == 2
     assert "cannot be read as a file of cards (" in capsys.readouterr().err and file.read_bytes() == before

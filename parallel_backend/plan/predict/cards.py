@@ -106,7 +106,7 @@ def read_cards(file: Path) -> dict[str, CardProfile]:
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, CardProfile])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(
             f"{file} cannot be read as a file of cards ({error}): use a copy of {CARDS.name}, or the name of a new file."
         ) from None
