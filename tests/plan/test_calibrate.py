@@ -128,16 +128,19 @@ def test_a_report_that_makes_no_profile_is_refused(case: str, tmp_path: Path, ca
     assert sentence in told.err and not told.out and not into.exists()
 
 
-def test_a_report_that_was_cut_off_is_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_a_report_that_was_cut_off_or_damaged_is_refused(tmp_path: Path, capsys: Capture) -> None:
     file = report(tmp_path)
     with tarfile.open(tmp_path / "report.tar.gz", "w:gz") as archive:
         archive.add(file, f"one/{FILE}")
         archive.add(file, f"two/{FILE}")
     whole = (tmp_path / "report.tar.gz").read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / FILE).write_bytes(file.read_bytes().replace(b"FLUX", b"FL\xff\xff"))
     file.write_bytes(file.read_bytes()[:-20])
     (tmp_path / "empty").mkdir()
     for name, sentence in {
+        "damaged": "line 2 of the report ",
         FILE: f"line {len(VISIT)} of the report {file} is incomplete, or is not a line of a report (",
         "cut.tar.gz": "cut.tar.gz ",
         "report.tar.gz": f"report.tar.gz cannot be read (it contains 2 files named {FILE}): copy the report again, and",
